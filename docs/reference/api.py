@@ -178,6 +178,7 @@ FIELD_SENTENCES = {
         "dead_lettered": "messages that its claims found delivered too often, too old or unreadable",
         "left_behind": "messages that wait behind a retry of their tenant when a loop ends, with `ordered_tenants`",
         "unsettled": "messages that had a handler, or were to be requeued, and whose settlement Redis did not confirm",
+        "stopped_by": "the signal that stopped the loop, or None",
     },
     "ClaimedMessage": {
         "stored_message": "the message as the gateway stores it; the handler receives it unchanged",

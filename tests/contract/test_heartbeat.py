@@ -269,18 +269,40 @@ async def test_a_handler_within_its_time_is_not_disturbed(shell: Shell) -> None:
     "The heartbeat interval must be less than half of the visibility timeout, whether the queue or the gateway sets it."
 )
 async def test_a_heartbeat_that_could_not_keep_a_lease_is_refused(shell: Shell, subtests: pytest.Subtests) -> None:
-    """The interval must be less than half of the lease, and what belongs to heartbeats needs one."""
+    """The interval must be less than half of the lease, and what belongs to heartbeats needs a lease."""
     cases: list[Any] = [
         ({"heartbeat_interval_seconds": 5, "visibility_timeout_seconds": None}, "heartbeat_interval_seconds"),
         ({"heartbeat_interval_seconds": 5, "visibility_timeout_seconds": 10}, "heartbeat_interval_seconds"),
         ({"heartbeat_interval_seconds": 150}, "heartbeat_interval_seconds"),
         ({"heartbeat_interval_seconds": 10, "visibility_timeout_seconds": 5}, "heartbeat_interval_seconds"),
-        ({"on_heartbeat_failure": lambda: None}, "on_heartbeat_failure"),
-        ({"max_processing_seconds": 5}, "max_processing_seconds"),
+        ({"on_heartbeat_failure": lambda: None, "visibility_timeout_seconds": None}, "on_heartbeat_failure"),
+        ({"max_processing_seconds": 5, "visibility_timeout_seconds": None}, "max_processing_seconds"),
     ]
     for options, named in cases:
         with row(subtests, options=options, named=named), pytest.raises(shell.module.ConfigurationError, match=named):
             shell.queue(**options)
+
+
+@pytest.mark.promise(
+    "`run()` renews the leases of its messages, at `heartbeat_interval_seconds` or a third of the lease, unless "
+    "`renew_leases=False`."
+)
+async def test_what_belongs_to_heartbeats_is_refused_where_no_lease_is_renewed(
+    shell: Shell, subtests: pytest.Subtests
+) -> None:
+    """`run()` renews by itself; blocks renew if there is an interval; and nothing is claimed before the error."""
+    for name, value in (("on_heartbeat_failure", shell.callback(lambda: None)), ("max_processing_seconds", 5)):
+        with row(subtests, name=name):
+            queue = shell.queue(**{name: value})
+            await queue.publish("a")
+            for block in (queue.process_message, lambda queue=queue: queue.process_messages(1)):
+                with pytest.raises(shell.module.ConfigurationError, match=f"{name}.*heartbeat_interval_seconds"):
+                    async with block():
+                        pass
+            with pytest.raises(shell.module.ConfigurationError, match=f"{name}.*renew_leases"):
+                await queue.run(shell.callback(lambda message: None), until_empty=True, renew_leases=False)
+            summary = await queue.run(shell.callback(lambda message: None), until_empty=True)
+            assert (summary.handled, summary.attempts) == (1, 1)
 
 
 @pytest.mark.promise(

@@ -92,7 +92,7 @@ async def test_a_cancellation_waits_for_an_ack_that_is_under_way_beside_the_hand
 async def test_prefetched_messages_are_requeued_before_their_lease_ends(shell: Shell) -> None:
     """Without heartbeats: others get it, in its order, and as if it had never been claimed."""
     queue, crossing = await filled(shell, words(6), visibility_timeout_seconds=2), Crossing(shell)
-    async with running(shell, queue, crossing.handler, prefetch=6) as loop:
+    async with running(shell, queue, crossing.handler, prefetch=6, renew_leases=False) as loop:
         await crossing.is_entered_by(1)
         assert await until(lambda: shell.pending(queue) == 5)
         assert await look(shell) == [(word, 1) for word in words(6)[1:]]
@@ -119,7 +119,8 @@ async def test_slow_handlers_without_heartbeats_handle_each_message_once(
         await asyncio.sleep(0.3)
 
     with caplog.at_level(logging.WARNING, "redis_message_queue"):
-        loops = [queue.run(shell.handler(handle), prefetch=20, until_empty=True) for _ in range(3)]
+        options: dict[str, Any] = {"prefetch": 20, "until_empty": True, "renew_leases": False}
+        loops = [queue.run(shell.handler(handle), **options) for _ in range(3)]
         summaries = await asyncio.gather(*loops)
     assert Counter(handled) == {(word, 1): 1 for word in words(20)}
     assert sum(summary.handled for summary in summaries) == 20
@@ -163,11 +164,13 @@ async def test_a_message_whose_lease_is_lost_is_not_started(shell: Shell) -> Non
 async def test_a_batch_that_fills_longer_than_a_lease_lasts_is_refused(shell: Shell, batch_seconds: float) -> None:
     """Unless heartbeats renew the leases meanwhile."""
     queue = shell.queue(visibility_timeout_seconds=2)
-    with pytest.raises(shell.module.ConfigurationError, match=r"batch_seconds.*heartbeat_interval_seconds"):
-        await queue.run(lambda messages: None, batch_size=10, batch_seconds=batch_seconds, until_empty=True)
+    with pytest.raises(shell.module.ConfigurationError, match=r"batch_seconds.*renew_leases"):
+        await queue.run(
+            lambda messages: None, batch_size=10, batch_seconds=batch_seconds, until_empty=True, renew_leases=False
+        )
     options = {"batch_size": 10, "until_empty": True}
     for allowed, seconds in (
-        (shell.queue(visibility_timeout_seconds=2, heartbeat_interval_seconds=0.5), batch_seconds),
+        (queue, batch_seconds),
         (shell.queue(visibility_timeout_seconds=None), batch_seconds),
         (queue, 1.9),
     ):

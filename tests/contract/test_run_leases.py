@@ -17,6 +17,7 @@ from tests.contract.shells import (
     take_over,
     until,
 )
+from tests.contract.test_run_queues import run_queues
 
 pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.both_shells]
 
@@ -39,6 +40,42 @@ async def test_a_heartbeat_renews_prefetched_and_running_messages(shell: Shell) 
         await asyncio.sleep(0.2)
         assert len(events.of("lease_renew")) == renewed
     assert len(crossing.done) == 6
+
+
+@pytest.mark.promise(
+    "`run()` renews the leases of its messages, at `heartbeat_interval_seconds` or a third of the lease, unless "
+    "`renew_leases=False`."
+)
+@pytest.mark.parametrize("several", [False, True], ids=["run", "run_queues"])
+async def test_a_loop_renews_leases_without_being_told(shell: Shell, several: bool) -> None:
+    """Three times within a lease; a handler that takes longer than that keeps its message."""
+    events = shell.events()
+    queue = await filled(shell, "a", on_event=events.listen, visibility_timeout_seconds=3)
+    crossing = Crossing(shell)
+    loop = run_queues(shell, {queue: 1}, crossing.handler, until_empty=True) if several else None
+    loop = loop or asyncio.ensure_future(queue.run(crossing.handler, until_empty=True))
+    await crossing.is_entered_by(1)
+    await events.wait_for("lease_renew", 4)
+    crossing.is_open.set()
+    ending = await loop
+    assert summary_of(ending[0] if several else ending) == (1, 0, 0)
+    assert len(events.of("claim")) == 1
+
+
+@pytest.mark.promise(
+    "`run()` renews the leases of its messages, at `heartbeat_interval_seconds` or a third of the lease, unless "
+    "`renew_leases=False`."
+)
+async def test_a_loop_that_is_told_not_to_renews_nothing(shell: Shell) -> None:
+    """Whatever the queue says."""
+    events = shell.events()
+    queue, crossing = await filled(shell, "a", on_event=events.listen, **BEATING), Crossing(shell)
+    async with running(shell, queue, crossing.handler, renew_leases=False):
+        await crossing.is_entered_by(1)
+        await asyncio.sleep(0.3)
+        crossing.is_open.set()
+        await events.wait_for("ack", 1)
+    assert events.of("lease_renew") == []
 
 
 async def quiet(shell: Shell, events: Any, failures: list[Any]) -> None:

@@ -44,7 +44,8 @@ class Block:
     @property
     def never_ends(self) -> bool:
         """Whether it is a consumer that runs until a signal comes."""
-        return "GracefulInterruptHandler()" in self.code and self.file is None
+        is_consumer = "GracefulInterruptHandler()" in self.code or "ntil SIGTERM" in self.code
+        return is_consumer and self.file is None
 
     @cached_property
     def promises(self) -> dict[int, str]:

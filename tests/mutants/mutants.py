@@ -142,21 +142,11 @@ MUTANTS = (
     Mutant(
         "submit_many of the async queue loses the headers",
         f"{SRC}/asyncio/message_queue.py",
-        """        return await self._protocol.publisher.submit_many(
-            messages,
-            tenant=tenant,
-            delay_seconds=delay_seconds,
-            at=at,
-            repeat_of=repeat_of,
-            overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
+        """headers, None, ttl_seconds, partition_key, timeout_seconds)
+        return await self._protocol.publisher.submit_many(
 """,
-        """        return await self._protocol.publisher.submit_many(
-            messages,
-            tenant=tenant,
-            delay_seconds=delay_seconds,
-            at=at,
-            repeat_of=repeat_of,
-            overrides=publish_overrides(None, None, ttl_seconds, partition_key),
+        """None, None, ttl_seconds, partition_key, timeout_seconds)
+        return await self._protocol.publisher.submit_many(
 """,
         ("tests/contract/test_receipts.py",),
     ),

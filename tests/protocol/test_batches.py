@@ -304,7 +304,7 @@ class OverrunPort(MemoryPort):
 def test_a_batch_that_filled_for_too_long_starts_with_no_message_whose_lease_has_ended():
     """Both leases end; one message comes again and has a new lease, the other one is requeued as if never claimed."""
     setup, calls = filled(2, message_visibility_timeout_seconds=1.0, max_delivery_count=2), []
-    rules: dict[str, Any] = {"batch_size": 3, "batch_seconds": 0.5, "until_empty": True}
+    rules: dict[str, Any] = {"batch_size": 3, "batch_seconds": 0.5, "until_empty": True, "renew_leases": False}
 
     def handle(messages: list[ReceivedMessage]) -> None:
         calls.append([message.payload for message in messages])

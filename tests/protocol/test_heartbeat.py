@@ -310,6 +310,6 @@ def test_a_renewal_that_fails_while_its_message_is_being_settled_does_not_end_th
         return False
 
     settling: list[Any] = []
-    finish(Heartbeat(lease, renew, handler.queue.options, handler.queue.emitter).beat(pause))
+    finish(Heartbeat(lease, INTERVAL, renew, handler.queue.options, handler.queue.emitter).beat(pause))
     assert handler.beats == [GIVEN_UP, RENEWED, STALE]
     assert len(handler.failures) == 1

@@ -95,7 +95,7 @@ def test_it_warns_once_when_handlers_are_too_slow_for_what_is_claimed(options, e
         for _ in range(20):
             one.handled_in(too_much)
     (line,) = caplog.messages
-    assert line.startswith("orders: ") and "heartbeat_interval_seconds" in line
+    assert line.startswith("orders: ") and "renew_leases=False" in line
 
 
 @pytest.mark.parametrize(("lease", "seconds"), [(None, 0.5), (300.0, 0.5), (0.4, 0.1)])

@@ -42,12 +42,13 @@ class _Tap(asyncio.Protocol):
         self._waiter: asyncio.Future[list[Any] | None] | None = None
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf  # when it looks at the clock
 
     def send(self, packed: bytes, count: int, deadline: float) -> asyncio.Future[list[Any] | None]:
         """Send commands; the future gets the list of their replies, or None if redis-py has to read them."""
         self._waiter = waiter = self.loop.create_future()
         self._count, self._size, self._wanted, self._deadline = count, 0, 0, deadline
-        if self._timer is None and deadline != math.inf:
+        if deadline < self._timer_at:
             self._start_timer()
         self.transport.write(packed)
         return waiter
@@ -141,11 +142,13 @@ class _Tap(asyncio.Protocol):
     # -- the time limit: one timer for many exchanges, because starting and cancelling one costs more than looking again
 
     def _start_timer(self) -> None:
-        left = max(0.0, self._deadline - time.monotonic())
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at, left = self._deadline, max(0.0, self._deadline - time.monotonic())
         self._timer = self.loop.call_later(left, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
-        self._timer = None
+        self._timer, self._timer_at = None, math.inf
         if self._waiter is None or self._deadline == math.inf:
             return
         if time.monotonic() < self._deadline:

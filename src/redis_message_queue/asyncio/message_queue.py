@@ -20,6 +20,7 @@ from redis_message_queue.asyncio.run_loop import Loop, wrapped
 from redis_message_queue.asyncio.tenant import Tenant
 from redis_message_queue.options import declared as options
 from redis_message_queue.options.queue_contract import QueueContract
+from redis_message_queue.process.loop_signals import stopped_by_signals
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consume.message_block import MessageBlock, current_message
@@ -83,14 +84,18 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> bool:
+        overrides = publish_overrides(
+            self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
+        )
         return await self._protocol.publisher.publish(
             message,
             tenant=tenant,
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
+            overrides=overrides,
         )
 
     async def publish_many(
@@ -104,7 +109,9 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[bool]:
+        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
         publisher = self._protocol.publisher
         return await publisher.publish_many(
             messages,
@@ -112,7 +119,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
+            overrides=overrides,
         )
 
     async def submit(
@@ -127,14 +134,18 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> Receipt:
+        overrides = publish_overrides(
+            self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
+        )
         (receipt,) = await self._protocol.publisher.submit_many(
             [message],
             tenant=tenant,
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
+            overrides=overrides,
         )
         return receipt
 
@@ -149,14 +160,16 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[Receipt]:
+        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
         return await self._protocol.publisher.submit_many(
             messages,
             tenant=tenant,
             delay_seconds=delay_seconds,
             at=at,
             repeat_of=repeat_of,
-            overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
+            overrides=overrides,
         )
 
     def process_message(self) -> ProcessMessage:
@@ -187,6 +200,8 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         until_empty: bool = False,
         wait_for_retries: bool = False,
         middleware: Sequence[Middleware] = (),
+        renew_leases: bool = True,
+        signals: bool = True,
     ) -> RunSummary:
         options = RunOptions(
             handler=wrapped(handler, middleware),
@@ -196,8 +211,12 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
             batch_seconds=batch_seconds,
             until_empty=until_empty,
             wait_for_retries=wait_for_retries,
+            renew_leases=renew_leases,
+            signals=signals,
         )
-        return await Loop(self._protocol, options).run()
+        loop = Loop(self._protocol, options)
+        with stopped_by_signals(loop.stop, wanted=signals and self._protocol.options.interrupt is None):
+            return await loop.run()
 
     def tenant(self, name: str) -> Tenant[M]:
         return Tenant[M](self, name)

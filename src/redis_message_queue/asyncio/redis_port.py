@@ -17,7 +17,7 @@ from redis import exceptions
 
 from redis_message_queue.asyncio.direct_pool import DirectPool
 from redis_message_queue.asyncio.runtime import AsyncioRuntime
-from redis_message_queue.protocol.port import Argument, Call, Command, innermost_attempt_end
+from redis_message_queue.protocol.port import Argument, Call, Command, innermost_attempt_end, note_missing_connection
 from redis_message_queue.redis_py import wire
 from redis_message_queue.redis_py.attempt_limits import AttemptLimits
 from redis_message_queue.redis_py.client_port import ClientPort
@@ -281,7 +281,11 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
     async def _exchange(self, packed: bytes, *, waits: bool = True) -> Any:
         """Send a packed command without redis-py's command layer, which takes more time than the socket."""
         pool = self._our_client().connection_pool
-        connection = await (self._get_connection(pool) if waits else self._open_connection(pool))
+        try:
+            connection = await (self._get_connection(pool) if waits else self._open_connection(pool))
+        except BaseException:  # also the end of the attempt
+            note_missing_connection()
+            raise
         answered = False
         try:
             if self._client_retries:

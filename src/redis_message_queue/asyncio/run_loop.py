@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
+from signal import Signals
 from typing import Any
 
 from redis_message_queue.protocol.loop.prefetcher import TURN_SECONDS, Prefetcher, WorkItem
@@ -62,9 +63,9 @@ class Loop:
         """The messages that this loop has handled so far, by how they ended."""
         return self._prefetcher.live_summary()
 
-    def stop(self) -> None:
+    def stop(self, signal: Signals | None = None) -> None:
         """Start no new work; handlers that run finish."""
-        self._prefetcher.stop()
+        self._prefetcher.stop(signal)
 
     async def _work_together(self) -> None:
         workers = [

@@ -10,6 +10,7 @@ from typing import Any
 
 from redis_message_queue.asyncio.message_queue import RedisMessageQueue
 from redis_message_queue.asyncio.run_loop import Loop, wrapped
+from redis_message_queue.process.loop_signals import stopped_by_signals
 from redis_message_queue.protocol.loop.prefetcher import Prefetcher, WorkItem
 from redis_message_queue.protocol.loop.run_options import Middleware, RunOptions, RunSummary
 from redis_message_queue.protocol.loop.turns import PATIENCE_SECONDS, Member, Rounds, WeightedTurns, checked_weights
@@ -32,8 +33,10 @@ async def run_queues(
     until_empty: bool = False,
     wait_for_retries: bool = False,
     middleware: Sequence[Middleware] = (),
+    renew_leases: bool = True,
+    signals: bool = True,
 ) -> list[RunSummary]:
-    """Call ``handler`` with messages of several queues, until you stop it with their ``interrupt`` or with `drain`.
+    """Call ``handler`` with messages of several queues, until you stop it as you stop `RedisMessageQueue.run`.
 
     As long as several queues have messages, each gets handlers in proportion to its weight. A queue without messages
     leaves its share to the others. A message is claimed when its handler can start, or up to ``prefetch`` ahead. The
@@ -50,6 +53,8 @@ async def run_queues(
         until_empty: Return when no message is waiting in any of the queues.
         wait_for_retries: With ``until_empty``, also wait for the next attempts of messages that this loop retries.
         middleware: As in `RedisMessageQueue.run`.
+        renew_leases: As in `RedisMessageQueue.run`.
+        signals: As in `RedisMessageQueue.run`, unless one of the queues has an ``interrupt``.
 
     Returns:
         list[RunSummary]: What was done with the messages of each queue, in the order of ``queues``.
@@ -67,8 +72,13 @@ async def run_queues(
         batch_seconds=batch_seconds,
         until_empty=until_empty,
         wait_for_retries=wait_for_retries,
+        renew_leases=renew_leases,
+        signals=signals,
     )
-    return await QueuesRun(weights, options).run()
+    run = QueuesRun(weights, options)
+    has_interrupt = any(queue._protocol.options.interrupt is not None for queue in weights)
+    with stopped_by_signals(run.stop, wanted=signals and not has_interrupt):
+        return await run.run()
 
 
 class QueuesRun:
@@ -77,7 +87,7 @@ class QueuesRun:
     def __init__(self, weights: Mapping[RedisMessageQueue, int], options: RunOptions[Any]) -> None:
         self._weights, self._options = weights, options
         self._rounds = Rounds(len(weights))
-        self.summaries = self._rounds.summaries
+        self.summaries, self.stop = self._rounds.summaries, self._rounds.stop
 
     async def run(self) -> list[RunSummary]:
         """Run until all queues are stopped, or empty if that is wanted."""

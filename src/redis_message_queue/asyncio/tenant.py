@@ -24,8 +24,17 @@ class Tenant(TenantContract, ProcessBound, Generic[M]):
         self._queue = queue
         self._protocol = queue._protocol
 
-    async def publish(self, message: M, *, delay_seconds: float | None = None, at: datetime | None = None) -> bool:
-        return await self._queue.publish(message, tenant=self.name, delay_seconds=delay_seconds, at=at)
+    async def publish(
+        self,
+        message: M,
+        *,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+        timeout_seconds: float | None = None,
+    ) -> bool:
+        return await self._queue.publish(
+            message, tenant=self.name, delay_seconds=delay_seconds, at=at, timeout_seconds=timeout_seconds
+        )
 
     async def publish_many(
         self,
@@ -33,8 +42,11 @@ class Tenant(TenantContract, ProcessBound, Generic[M]):
         *,
         delay_seconds: float | None = None,
         at: datetime | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[bool]:
-        return await self._queue.publish_many(messages, tenant=self.name, delay_seconds=delay_seconds, at=at)
+        return await self._queue.publish_many(
+            messages, tenant=self.name, delay_seconds=delay_seconds, at=at, timeout_seconds=timeout_seconds
+        )
 
     async def length(self) -> int:
         return await self._protocol.operator.reader.tenant_length(self.name)

@@ -166,7 +166,14 @@ class DeliveryOptions:
     )
     heartbeat_interval_seconds: Annotated[
         float | None,
-        _number("heartbeat_interval_seconds", _DELIVERY, "SECONDS", show_default="a third of the visibility timeout"),
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="Renew the lease this often while a handler runs. Must be less than half of the visibility timeout. "
+            "0 renews nothing.",
+            show_default="a third of the visibility timeout",
+            rich_help_panel=_DELIVERY,
+        ),
     ] = None
     max_processing_seconds: Annotated[
         float, _number("max_processing_seconds", _DELIVERY, "SECONDS", show_default="no limit")

@@ -103,4 +103,6 @@ def say_in(log_format: LogFormat, text: str, *, level: str, address: str) -> Non
         return
     record = logging.LogRecord("redis_message_queue.worker", logging.getLevelName(level.upper()), "", 0, text, (), None)
     record.address = address
-    print(JsonFormatter(tracebacks=False).format(record), file=sys.stderr, flush=True)
+    # In one write: a worker process may print a line at the same time.
+    sys.stderr.write(JsonFormatter(tracebacks=False).format(record) + "\n")
+    sys.stderr.flush()

@@ -16,13 +16,13 @@ class StopSignals(BaseGracefulInterruptHandler):
     """Counts SIGINT, SIGTERM and SIGHUP inside its `with`; a signal that was ignored, as under nohup, stays ignored.
 
     The same signal again means: stop now. A different one does not, because supervisors send SIGTERM along with a
-    terminal's SIGINT. ``first`` and ``again`` are called inside the signal handler, for code that cannot poll.
+    terminal's SIGINT. ``first`` is called inside the signal handler, for code that cannot poll.
     """
 
-    def __init__(self, first: Callable[[], Any] | None = None, again: Callable[[], Any] | None = None) -> None:
+    def __init__(self, first: Callable[[], Any] | None = None) -> None:
         self._received: Counter[int] = Counter()
         self._former: dict[int, Any] = {}
-        self._first, self._again = first, again
+        self._first = first
 
     def __enter__(self) -> Self:
         for one in DEFAULT_SIGNALS:
@@ -38,8 +38,6 @@ class StopSignals(BaseGracefulInterruptHandler):
         self._received[number] += 1
         if self._received.total() == 1 and self._first is not None:
             self._first()
-        if self._received[number] > 1 and self._again is not None:
-            self._again()
 
     def is_interrupted(self) -> bool:
         return bool(self._received)

@@ -261,8 +261,8 @@ class QueueOptions:
     ] = None
     heartbeat_interval_seconds: Annotated[
         float | None,
-        "Renew the lease this often while a handler runs. Must be less than half of the visibility timeout. None sends "
-        "no heartbeats.",
+        "Renew the lease this often while a handler runs. Must be less than half of the visibility timeout. None is a "
+        "third of that in `run`; `process_message` and `process_messages` then renew nothing.",
     ] = None
     max_processing_seconds: Annotated[
         float | None,
@@ -356,11 +356,16 @@ class QueueOptions:
                 "get_deduplication_key is given and deduplication is off, so it would never be called; "
                 "pass deduplication=True, or leave the function out"
             )
-        for name in ("on_heartbeat_failure", "max_processing_seconds"):
-            if getattr(self, name) is not None and self.heartbeat_interval_seconds is None:
-                raise ConfigurationError(
-                    f"{name} needs heartbeat_interval_seconds: without heartbeats it has no effect"
-                )
+
+    def check_renewal(self, interval: float | None) -> None:
+        """Raise for what has no effect on messages whose leases are not renewed, which is an ``interval`` of None."""
+        if interval is not None or (self.on_heartbeat_failure is None and self.max_processing_seconds is None):
+            return
+        name = "max_processing_seconds" if self.on_heartbeat_failure is None else "on_heartbeat_failure"
+        raise ConfigurationError(
+            f"{name} has no effect if leases are not renewed: `run` does that, unless renew_leases is False, and "
+            "`process_message` and `process_messages` do it if heartbeat_interval_seconds is set"
+        )
 
     def check_beside(
         self,
@@ -378,16 +383,17 @@ class QueueOptions:
                     f"{message_ttl_seconds:g} makes every message too old by then; shorten initial_delay_seconds, or "
                     "raise message_ttl_seconds"
                 )
-        if self.heartbeat_interval_seconds is not None:
-            if visibility_timeout_seconds is None:
-                raise ConfigurationError(
-                    "heartbeat_interval_seconds needs a visibility timeout: without a lease there is nothing to renew"
-                )
-            if self.heartbeat_interval_seconds >= visibility_timeout_seconds / 2:
-                raise ConfigurationError(
-                    f"heartbeat_interval_seconds ({self.heartbeat_interval_seconds}) must be less than half of the "
-                    f"visibility timeout ({visibility_timeout_seconds}), so that a lease survives one lost renewal"
-                )
+        if visibility_timeout_seconds is None:
+            for name in ("heartbeat_interval_seconds", "on_heartbeat_failure", "max_processing_seconds"):
+                if getattr(self, name) is not None:
+                    raise ConfigurationError(
+                        f"{name} needs a visibility timeout: without a lease there is nothing to renew"
+                    )
+        elif (self.heartbeat_interval_seconds or 0) >= visibility_timeout_seconds / 2:
+            raise ConfigurationError(
+                f"heartbeat_interval_seconds ({self.heartbeat_interval_seconds}) must be less than half of the "
+                f"visibility timeout ({visibility_timeout_seconds}), so that a lease survives one lost renewal"
+            )
         if overload_policy == "drop_oldest" and self.deduplication:
             raise ConfigurationError(
                 "pending_overload_policy='drop_oldest' cannot be combined with deduplication: the key of a dropped "

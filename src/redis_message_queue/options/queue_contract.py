@@ -331,6 +331,7 @@ class QueueContract:
                 deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of this message that was not confirmed. The same call is sent
                 again, and counts once.
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             PayloadTypeError, PayloadValueError, PayloadTooLargeError, PayloadTooDeepError: The message cannot be
@@ -341,7 +342,7 @@ class QueueContract:
             PublishNotConfirmedError: The replicas or the disk did not confirm it in time; pass the error as
                 ``repeat_of``.
             RetryBudgetExhaustedError: Redis could not be reached in time; it is unknown whether the message was
-                stored.
+                stored, unless the error's ``was_sent`` is False.
         """
 
     def publish_many(self, *args: Any, **kwargs: Any) -> Any:
@@ -361,6 +362,7 @@ class QueueContract:
             partition_key: In a queue with partitions: what decides on the partition. None takes the tenant, else the
                 deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of these messages that was not confirmed.
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             Exception: What `publish` raises. The error has the ``results`` of the chunks before it, so
@@ -387,6 +389,7 @@ class QueueContract:
                 deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of this message that was not confirmed. The same call is sent
                 again, and counts once.
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             GatewayContractError: The queue has a custom gateway.
@@ -407,6 +410,7 @@ class QueueContract:
             partition_key: In a queue with partitions: what decides on the partition. None takes the tenant, else the
                 deduplication key, else each partition in turn.
             repeat_of: The error of an earlier publish of these messages that was not confirmed.
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             GatewayContractError: The queue has a custom gateway.
@@ -460,7 +464,7 @@ class QueueContract:
         """
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call ``handler`` with messages until you stop it with the queue's ``interrupt`` or with `drain`.
+        """Call ``handler`` with messages until you stop it: with SIGTERM, Ctrl-C, the queue's ``interrupt`` or `drain`.
 
         A message is acknowledged when its handler returns, and fails when it raises; the loop continues either way.
         A handler can also raise `RetryLater`, `Discard` or `DeadLetter` to decide what becomes of its message.
@@ -477,10 +481,14 @@ class QueueContract:
             middleware: Functions around the handler, the outermost first. Each is called with what the handler gets and
                 with ``call_next``, and usually returns what ``call_next(message)`` returns. What it raises counts as
                 raised by the handler; if it returns without calling, the message is acknowledged.
+            renew_leases: Renew the lease of each message until it is settled: every ``heartbeat_interval_seconds``, or
+                a third of the lease. A handler that hangs keeps its message, see ``max_processing_seconds``.
+            signals: In the main thread, stop on SIGTERM and SIGINT where they have their default handlers, unless the
+                queue has an ``interrupt``. The same signal again acts as if there were no loop.
 
         Returns:
             RunSummary: How many messages were handled, failed, discarded, requeued, dead-lettered and left unsettled,
-                and how many attempts that took.
+                how many attempts that took, and the signal that stopped it, if one did.
 
         Raises:
             CleanupFailedError: Redis refused an acknowledgement. One that Redis does not answer is retried beside the
@@ -544,6 +552,7 @@ class TenantContract:
             message: A str, or a dict that can be encoded as JSON; with a ``codec``, what it encodes.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             Exception: What `RedisMessageQueue.publish` raises.
@@ -556,6 +565,7 @@ class TenantContract:
             messages: An iterable of str or dict; with a ``codec``, of what it encodes.
             delay_seconds: Do not deliver before this many seconds have passed.
             at: Do not deliver before this time (a timezone-aware datetime).
+            timeout_seconds: How long to try, if the retry budget or the wait for room would be longer.
 
         Raises:
             Exception: What `RedisMessageQueue.publish_many` raises.

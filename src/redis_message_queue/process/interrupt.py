@@ -107,12 +107,16 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
         if signum not in self._received:
             self._received.add(signum)
             return
-        former = self._former[signum]
-        signal.signal(signum, former)
-        if callable(former):
-            former(signum, frame)
-        else:
-            os.kill(os.getpid(), signum)  # to the process, since this thread may have the signal blocked
+        act_as_before(signum, self._former[signum], frame)
+
+
+def act_as_before(signum: int, former: _Disposition, frame: FrameType | None) -> None:
+    """Restore the former handler of a signal that has come, and let it have its effect."""
+    signal.signal(signum, former)
+    if callable(former):
+        former(signum, frame)
+    else:
+        os.kill(os.getpid(), signum)  # to the process, since this thread may have the signal blocked
 
 
 def _checked(signals: Iterable[int]) -> list[int]:

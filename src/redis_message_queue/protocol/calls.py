@@ -31,7 +31,7 @@ _WEIGHTS_A_SCRIPT = 2_000  # tenants and their weights, so half as many tenants
 _BRINGING_IN = {"publish", "enqueue", "backfill", "redrive", "hand_off", "tick", "schedule", "restore", "append"}
 _NAP_SECONDS = 0.5  # the longest sleep between two looks at a stop signal
 _FIRST_CONTACT_SECONDS = 5.0  # how long a server that was never reached is waited for
-_SHORTEST_CONNECT_SECONDS = 0.25  # so that the last attempt still gets an error of its own
+_SHORTEST_ATTEMPT_SECONDS = 0.25  # so that the last attempt still gets an answer or an error of its own
 _LISTENING_SECONDS = 5.0  # how long to wait for one reply, if the port has no timeout
 FEWEST_ATTEMPTS = 4  # of a call that must not wait: a connection may have been closed, and a reply may be lost
 _PROBE_SECONDS = 1.0  # how long to wait for the reply to a probe
@@ -363,10 +363,11 @@ class Calls:
         # Each has a name of its own, not a count: two threads that make one at the same time must not share it.
         return ReplySlot(self.port.slot_name(), process, self.keys, self.options, self._keep_ms)
 
-    async def connect(self, started: float) -> None:
+    async def connect(self, started: float, limit: float | None = None) -> None:
         """Connect for the first time. If that fails, nothing was sent, and it is retried for a few seconds only."""
         end = started + min(_FIRST_CONTACT_SECONDS, self.plan.budget_seconds)
-        await self.until(max(end, self.port.now() + _SHORTEST_CONNECT_SECONDS), self.port.connect)
+        end = end if limit is None else min(end, limit)
+        await self.until(max(end, self.port.now() + _SHORTEST_ATTEMPT_SECONDS), self.port.connect)
         self.has_connected = True
 
     def command(self, name: str, slot: ReplySlot, *settings: Argument, **keys: str) -> Command:
@@ -399,12 +400,15 @@ class Calls:
         extra_keys: tuple[str, ...] = (),
         budget: float | None = None,
         started: float | None = None,
+        limit: float | None = None,
+        was_sent: bool = False,
         stopped: Callable[[], bool] | None = None,
         cancellations: list[BaseException] | None = None,
     ) -> Any:
         """Run a numbered script until its answer arrives, within the retry budget, or until the caller stops it.
 
-        The budget counts from ``started``, if the call has waited for something else before.
+        The budget counts from ``started``, if the call has waited for something else before. The last attempt ends at
+        the ``limit`` or soon after, and its error knows whether anything was sent, now or before.
 
         With a list for ``cancellations`` these are noted there: a cancellation cuts a request short, and the request
         is sent again under its number. That costs nothing without a cancellation, unlike a task of its own for each
@@ -416,7 +420,10 @@ class Calls:
             return await self.port.shielded(cancellations, self.call(command, arguments, extra_keys=extra_keys))
         if started is None:
             started = self.port.now()
+        if limit is not None:
+            budget = limit - started if budget is None else min(budget, limit - started)
         attempt = missed = 0
+        end = None
         aside = cancellations if isinstance(cancellations, LoopCancellations) else None
         if aside is not None and self.away is not None:
             await self._step_aside(aside, command.script.verb, attempt, started)
@@ -424,8 +431,11 @@ class Calls:
             try:
                 try:
                     if not self.has_connected:
-                        await self.connect(started)
-                    if aside is None or attempt or (patience := self.patience) is None:
+                        await self.connect(started, limit)
+                    if limit is not None:
+                        with (end := AttemptEnd(max(limit, self.port.now() + _SHORTEST_ATTEMPT_SECONDS))):
+                            reply = await self.port.call(command, extra_keys, arguments)
+                    elif aside is None or attempt or (patience := self.patience) is None:
                         reply = await self.port.call(command, extra_keys, arguments)
                     else:
                         with AttemptEnd(self.port.now() + patience):
@@ -438,12 +448,15 @@ class Calls:
                     # Ours, and not that of a queue that results are handed to.
                     if missed > MISSED_STATES or not error.is_of(self.keys.meta):
                         raise
-                    await self.write_state(drains=command.script.name not in _BRINGING_IN)
+                    await self.write_state(limit, drains=command.script.name not in _BRINGING_IN)
                 except Exception as error:
                     attempt += 1
+                    was_sent = was_sent or (self.has_connected and not (end and end.had_no_connection))
                     if aside is not None:
                         budget = min(self.plan.budget_seconds, aside.ends_at() - started)
-                    await self.rest_before_retry(error, command.script.verb, attempt, started, budget, stopped, aside)
+                    await self.rest_before_retry(
+                        *(error, command.script.verb, attempt, started, budget, stopped, aside), was_sent=was_sent
+                    )
                     if stopped is not None and stopped():
                         raise
             except BaseException as error:
@@ -507,6 +520,8 @@ class Calls:
         budget: float | None = None,
         stopped: Callable[[], bool] | None = None,
         aside: LoopCancellations | None = None,
+        *,
+        was_sent: bool = True,
     ) -> None:
         """Sleep until the next attempt or until the caller stops it, or step aside; raise if there is none."""
         if not self.port.is_transient(error) or self.plan.budget_seconds == 0:
@@ -515,7 +530,7 @@ class Calls:
             budget = min(_FIRST_CONTACT_SECONDS, _FIRST_CONTACT_SECONDS if budget is None else budget)
         pause = self.plan.pause(attempt, self.port.now() - started, self.port.random(), budget)
         if pause is None:
-            raise self.exhausted(error, operation, attempt, started) from error
+            raise self.exhausted(error, operation, attempt, started, was_sent=was_sent) from error
         log.warning(
             "%s: %s failed (%s, redis at %s), retrying %s (attempt %d)",
             self.keys.prefix,
@@ -546,7 +561,7 @@ class Calls:
             raise self.exhausted(self.away, operation, attempts, started) from self.away
 
     def exhausted(
-        self, error: BaseException, operation: str, attempts: int, started: float
+        self, error: BaseException, operation: str, attempts: int, started: float, *, was_sent: bool = True
     ) -> RetryBudgetExhaustedError:
         """Return the error to raise when there is no further attempt."""
         where, seconds = f"redis at {self.port.address}", self.port.now() - started
@@ -556,10 +571,16 @@ class Calls:
                 f"{where} could not be reached in {seconds:.1f} s and {tried} ({described(error)}); "
                 f"nothing was sent. Check the address, and that the server runs and can be reached from here",
                 operation=operation,
+                was_sent=False,
+            )
+        outcome = "nothing was sent, and it is safe to call again"
+        if was_sent:
+            outcome = (
+                "its outcome is unknown, and it is safe to call again later where deduplication or a lease covers it"
             )
         return RetryBudgetExhaustedError(
             f"{operation} got no answer from {where} in {seconds:.1f} s and {tried} "
-            f"(last: {type(error).__name__}); its outcome is unknown, and it is safe to call again later "
-            "where deduplication or a lease covers it",
+            f"(last: {type(error).__name__}); {outcome}",
             operation=operation,
+            was_sent=was_sent,
         )

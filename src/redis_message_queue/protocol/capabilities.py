@@ -13,6 +13,7 @@ _ERRORS = {
     "receipts": ("submit()", "publish(message), which returns whether it was accepted"),
     "codecs": ("codec", "text or JSON that your handlers decode themselves"),
     "headers": ("get_headers", "fields of the message itself"),
+    "time_limits": ("timeout_seconds", "a time limit of the gateway itself"),
     "repeats": ("repeat_of", "a deduplication key that makes it safe to publish again"),
     "batches": ("taking messages in batches, as process_messages() and run() do", "process_message()"),
     "retries": ("retry_policy", "a gateway that delivers failed messages again"),
@@ -35,6 +36,7 @@ class Capabilities:
     receipts: bool = True  # submit
     codecs: bool = True  # codec
     headers: bool = True  # get_headers, headers=
+    time_limits: bool = True  # timeout_seconds=
     repeats: bool = True  # repeat_of
     batches: bool = True  # process_messages, run
     retries: bool = True  # retry_policy
@@ -52,6 +54,7 @@ class Capabilities:
             receipts=not publishes,
             codecs=not (publishes or consumes),
             headers=not publishes,
+            time_limits=not publishes,
             repeats=not publishes,
             batches=not consumes,
             retries=not consumes,

@@ -25,10 +25,11 @@ class AttemptEnd:
     and must not leave a deadline behind that cuts short whatever this thread does next.
     """
 
-    __slots__ = ("__weakref__", "_around", "_known_as", "at")
+    __slots__ = ("__weakref__", "_around", "_known_as", "at", "had_no_connection")
 
     def __init__(self, at: float | None) -> None:
         self.at = at
+        self.had_no_connection = False  # whether nothing was sent, because there was no connection to send it on
 
     def __enter__(self) -> None:
         self._around, self._known_as = _attempt_end.get(), ref(self)
@@ -54,6 +55,14 @@ def attempt_ends_at() -> float | None:
     known = _attempt_end.get()
     end = None if known is None else known()
     return None if end is None else end.at
+
+
+def note_missing_connection() -> None:
+    """Tell whoever made the present attempt that nothing was sent."""
+    known = _attempt_end.get()
+    end = None if known is None else known()
+    if end is not None:
+        end.had_no_connection = True
 
 
 @dataclass(slots=True, eq=False)

@@ -43,11 +43,12 @@ class Sends(Protocol):
         messages: Sequence[OutgoingMessage],
         stopped: Callable[[], bool],
         wait_seconds: float | None = None,
+        limit: float | None = None,
     ) -> Published: ...
 
     def find_sent(self, error: PublishNotConfirmedError, payloads: list[bytes]) -> Sent: ...
 
-    async def send_again(self, sent: Sent) -> Published: ...
+    async def send_again(self, sent: Sent, limit: float | None = None) -> Published: ...
 
 
 class Claims(Protocol):

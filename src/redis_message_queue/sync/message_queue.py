@@ -13,6 +13,7 @@ import redis
 
 from redis_message_queue.options import declared as options
 from redis_message_queue.options.queue_contract import QueueContract
+from redis_message_queue.process.loop_signals import stopped_by_signals
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consume.message_block import MessageBlock, current_message
@@ -89,7 +90,11 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> bool:
+        overrides = publish_overrides(
+            self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
+        )
         return finish(
             self._protocol.publisher.publish(
                 message,
@@ -97,7 +102,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
+                overrides=overrides,
             )
         )
 
@@ -112,7 +117,9 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[bool]:
+        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
         publisher = self._protocol.publisher
         return finish(
             publisher.publish_many(
@@ -121,7 +128,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
+                overrides=overrides,
             )
         )
 
@@ -137,7 +144,11 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> Receipt:
+        overrides = publish_overrides(
+            self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
+        )
         (receipt,) = finish(
             self._protocol.publisher.submit_many(
                 [message],
@@ -145,7 +156,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                overrides=publish_overrides(headers, deduplication_key, ttl_seconds, partition_key),
+                overrides=overrides,
             )
         )
         return receipt
@@ -161,7 +172,9 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         ttl_seconds: float | None = None,
         partition_key: str | None = None,
         repeat_of: PublishNotConfirmedError | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[Receipt]:
+        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
         return finish(
             self._protocol.publisher.submit_many(
                 messages,
@@ -169,7 +182,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
                 delay_seconds=delay_seconds,
                 at=at,
                 repeat_of=repeat_of,
-                overrides=publish_overrides(headers, None, ttl_seconds, partition_key),
+                overrides=overrides,
             )
         )
 
@@ -203,6 +216,8 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         until_empty: bool = False,
         wait_for_retries: bool = False,
         middleware: Sequence[Middleware] = (),
+        renew_leases: bool = True,
+        signals: bool = True,
     ) -> RunSummary:
         options = RunOptions(
             handler=wrapped(handler, middleware),
@@ -212,8 +227,12 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
             batch_seconds=batch_seconds,
             until_empty=until_empty,
             wait_for_retries=wait_for_retries,
+            renew_leases=renew_leases,
+            signals=signals,
         )
-        return Loop(self._protocol, options).run()
+        loop = Loop(self._protocol, options)
+        with stopped_by_signals(loop.stop, wanted=signals and self._protocol.options.interrupt is None):
+            return loop.run()
 
     def tenant(self, name: str) -> Tenant[M]:
         return Tenant[M](self, name)

@@ -14,7 +14,7 @@ import redis
 from redis import exceptions
 
 from redis_message_queue.process.identity import after_fork, free_if_orphaned
-from redis_message_queue.protocol.port import Argument, Call, Command, innermost_attempt_end
+from redis_message_queue.protocol.port import Argument, Call, Command, innermost_attempt_end, note_missing_connection
 from redis_message_queue.redis_py import wire
 from redis_message_queue.redis_py.attempt_limits import AttemptLimits, limit_nodes
 from redis_message_queue.redis_py.client_port import ClientPort
@@ -347,6 +347,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
         except _CLOSED_MEANWHILE as error:
             raise self._closed_or_own(error) from error
         except (exceptions.ConnectionError, exceptions.TimeoutError):
+            note_missing_connection()
             self._refresh_nodes()
             raise
         except Exception:

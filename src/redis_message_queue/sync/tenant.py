@@ -25,8 +25,17 @@ class Tenant(TenantContract, ProcessBound, Generic[M]):
         self._queue = queue
         self._protocol = queue._protocol
 
-    def publish(self, message: M, *, delay_seconds: float | None = None, at: datetime | None = None) -> bool:
-        return self._queue.publish(message, tenant=self.name, delay_seconds=delay_seconds, at=at)
+    def publish(
+        self,
+        message: M,
+        *,
+        delay_seconds: float | None = None,
+        at: datetime | None = None,
+        timeout_seconds: float | None = None,
+    ) -> bool:
+        return self._queue.publish(
+            message, tenant=self.name, delay_seconds=delay_seconds, at=at, timeout_seconds=timeout_seconds
+        )
 
     def publish_many(
         self,
@@ -34,8 +43,11 @@ class Tenant(TenantContract, ProcessBound, Generic[M]):
         *,
         delay_seconds: float | None = None,
         at: datetime | None = None,
+        timeout_seconds: float | None = None,
     ) -> list[bool]:
-        return self._queue.publish_many(messages, tenant=self.name, delay_seconds=delay_seconds, at=at)
+        return self._queue.publish_many(
+            messages, tenant=self.name, delay_seconds=delay_seconds, at=at, timeout_seconds=timeout_seconds
+        )
 
     def length(self) -> int:
         return finish(self._protocol.operator.reader.tenant_length(self.name))

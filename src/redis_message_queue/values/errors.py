@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import redis.exceptions
 
 __all__ = [
@@ -141,7 +143,14 @@ class NotPermittedError(LuaScriptError, redis.exceptions.NoPermissionError):
 
 
 class RetryBudgetExhaustedError(RedisMessageQueueError, redis.exceptions.RedisError):
-    """Redis could not be reached within the retry budget: the outcome of the call is unknown; its cause is attached."""
+    """Redis could not be reached in time: the outcome of the call is unknown, unless ``was_sent`` is False.
+
+    Its cause is attached. After ``was_sent=False`` nothing can have happened, and the call can be repeated.
+    """
+
+    def __init__(self, message: str = "", *, was_sent: bool = True, **place: Any) -> None:
+        super().__init__(message, **place)
+        self.was_sent = was_sent
 
 
 class EmbeddedServerError(RedisMessageQueueError, RuntimeError):

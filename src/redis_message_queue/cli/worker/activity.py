@@ -11,8 +11,9 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
+
+from redis_message_queue.protocol.loop.run_options import counts_of
 
 REPORT_SECONDS = 1.0
 _PING_SECONDS = 1.0  # with what an idle consumer sends, two commands a second
@@ -135,7 +136,7 @@ class Reporter:
 
     def tell(self) -> None:
         facts = {
-            "summaries": {queue: asdict(one) for queue, one in self._summaries().items()},
+            "summaries": {queue: counts_of(one) for queue, one in self._summaries().items()},
             "activity": self._activity.to_dict(),
             "loops_age": max((loop.age() for loop in self._loops), default=0.0),
             "redis_age": None if self._contact is None else self._contact.age(),

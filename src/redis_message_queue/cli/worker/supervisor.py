@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +27,7 @@ from redis_message_queue.cli.worker.health import Health, HealthServer, ProcessH
 from redis_message_queue.cli.worker.reload import CHECK_SECONDS as _RELOAD_SECONDS
 from redis_message_queue.cli.worker.reload import FileWatch
 from redis_message_queue.cli.worker.worker import WorkerSettings
+from redis_message_queue.protocol.loop.run_options import counts_of
 from redis_message_queue.version import __version__
 
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 30.0
@@ -420,4 +421,4 @@ def _add(total: Counter[str], counts: dict[str, int]) -> None:
 
 
 def _nothing() -> Counter[str]:
-    return Counter(asdict(RunSummary()))
+    return Counter(counts_of(RunSummary()))

@@ -256,6 +256,7 @@ def worker(
             "batch_seconds": batch_seconds,
             "until_empty": until_empty,
             "wait_for_retries": wait_for_retries,
+            "renew_leases": delivery.heartbeat_interval_seconds != 0,
         },
         payload_bytes=payload_bytes,
         log_level=log_level,

@@ -25,9 +25,9 @@ from redis_message_queue.asyncio import RedisMessageQueue as AsyncRedisMessageQu
 from redis_message_queue.asyncio.several import QueuesRun as AsyncQueuesRun
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.log_format import set_up_logging
-from redis_message_queue.cli.stop_signals import StopSignals
 from redis_message_queue.cli.worker.activity import Activity, Contact, LoopWatch, Reporter, own_files
 from redis_message_queue.cli.worker.worker import WorkerSettings
+from redis_message_queue.process.loop_signals import stopped_by_signals
 from redis_message_queue.protocol.loop.run_options import RunOptions
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.sync.several import QueuesRun
@@ -111,60 +111,38 @@ def _work_sync(settings: WorkerSettings, handler: Callable[[Any], Any], theirs: 
     with contextlib.ExitStack() as stack:
         queues: list[Any]
         if theirs is None:
-            stop = stack.enter_context(StopSignals(again=_abandon))
-            options = settings.delivery.queue_options() | {"interrupt": stop}
-            text = not settings.payload_bytes
+            options, text = settings.delivery.queue_options(), not settings.payload_bytes
             queues = [stack.enter_context(one.open(text=text, **options)) for one in settings.queues]
         else:
             queues = [_checked(_made(theirs, settings), RedisMessageQueue, settings)]
-            stack.enter_context(_stop_signals(lambda: queues[0].drain(0), _abandon))
         activity = Activity()
         run = QueuesRun(_weighted(queues, settings), RunOptions(handler=_counted(handler, activity), **settings.run))
 
         def ping() -> None:
             finish(_ping(queues[0]))
 
-        with _reporting(report, settings, queues, run, activity, ping):
+        with _stopped_by_signals(run), _reporting(report, settings, queues, run, activity, ping):
             run.run()
         report(finished=True)
 
 
-def _abandon() -> None:
-    """Stop now: the message that is being handled is delivered again when its lease ends."""
-    raise KeyboardInterrupt
-
-
 async def _work_async(settings: WorkerSettings, handler: Callable[[Any], Any], theirs: Any, report: Report) -> None:
-    loop, running = asyncio.get_running_loop(), asyncio.current_task()
-    assert running is not None
-
-    def abandon() -> None:
-        loop.call_soon_threadsafe(running.cancel)
-
     async with contextlib.AsyncExitStack() as stack:
         queues: list[Any]
         if theirs is None:
-            stop = stack.enter_context(StopSignals(again=abandon))
-            options = settings.delivery.queue_options() | {"interrupt": stop}
-            text = not settings.payload_bytes
+            options, text = settings.delivery.queue_options(), not settings.payload_bytes
             queues = [await stack.enter_async_context(one.open_async(text=text, **options)) for one in settings.queues]
         else:
             made = _made(theirs, settings)
             queues = [_checked(await made if inspect.isawaitable(made) else made, AsyncRedisMessageQueue, settings)]
-            drains: set[asyncio.Task[bool]] = set()  # the loop itself has only weak references to its tasks
-
-            def drain() -> None:
-                drains.add(loop.create_task(queues[0].drain(0)))
-
-            stack.enter_context(_stop_signals(lambda: loop.call_soon_threadsafe(drain), abandon))
-        activity = Activity()
+        activity, loop = Activity(), asyncio.get_running_loop()
         counted = _counted(handler, activity)
         run = AsyncQueuesRun(_weighted(queues, settings), RunOptions(handler=counted, **settings.run))
 
         def ping() -> None:
             asyncio.run_coroutine_threadsafe(_ping(queues[0]), loop).result(_PING_SECONDS)
 
-        with _reporting(report, settings, queues, run, activity, ping):
+        with _stopped_by_signals(run), _reporting(report, settings, queues, run, activity, ping):
             await run.run()
         report(finished=True)
 
@@ -205,13 +183,14 @@ def _reporting(
         yield
 
 
-def _stop_signals(
-    first: Callable[[], Any], again: Callable[[], Any]
-) -> contextlib.AbstractContextManager[StopSignals | None]:
-    """Signal handlers that the user's own code has installed, for its queue's interrupt, stay in place."""
-    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return contextlib.nullcontext()
-    return StopSignals(first=first, again=again)
+def _stopped_by_signals(run: QueuesRun | AsyncQueuesRun) -> contextlib.AbstractContextManager[None]:
+    """A block in which signals stop the loops, also those of a queue with an interrupt that is no signal.
+
+    A second SIGTERM raises in the handlers, so that they can clean up before the process ends.
+    """
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return stopped_by_signals(run.stop)
 
 
 def _made(theirs: Any, settings: WorkerSettings) -> Any:

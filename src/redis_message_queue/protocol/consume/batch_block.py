@@ -42,6 +42,7 @@ class BatchBlock:
     def claim(self) -> Coroutine[Any, Any, list[ClaimedPayload]]:
         """Claim messages, waiting for the first; there may be none."""
         self.queue.store.capabilities.require("batches")
+        self.queue.options.check_renewal(self.queue.options.heartbeat_interval_seconds)
         wait = self._wait_seconds
         if wait is None:
             wait = self.queue.store.options.message_wait_interval_seconds
@@ -53,7 +54,7 @@ class BatchBlock:
             return None
         claims, holding = [claim for claim, _ in taken], self.consumer.holding
         self._claims = claims
-        holding.start_heartbeat(holding.lease_for(claims))
+        holding.start_heartbeat(holding.lease_for(claims), self.queue.options.heartbeat_interval_seconds)
         holding.begin_work_on(claims)
         self._unsettled = {claim.envelope.stored[1:TIME_AT]: claim for claim in claims}
         make, consumer = self.queue.message_class, self.consumer

@@ -64,11 +64,11 @@ class Holding:
             for claim in claims:
                 held_without_lease.pop(claim.token, None)
 
-    def start_heartbeat(self, lease: Lease) -> None:
-        """Renew what is held under this lease, if the queue has a heartbeat."""
+    def start_heartbeat(self, lease: Lease, interval: float | None) -> None:
+        """Renew what is held under this lease at this interval; None: never."""
         queue = self._queue
-        if queue.options.heartbeat_interval_seconds is not None:
-            heartbeat = Heartbeat(lease, queue.store.settler.renew, queue.options, queue.emitter)
+        if interval is not None:
+            heartbeat = Heartbeat(lease, interval, queue.store.settler.renew, queue.options, queue.emitter)
             self._heartbeat = queue.port.spawn(heartbeat.beat)
 
     async def stop_heartbeat(self) -> None:

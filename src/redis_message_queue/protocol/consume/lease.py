@@ -130,8 +130,11 @@ class Heartbeat:
     A renewal that does not get through is tried again at the next interval, as long as a lease lasts.
     """
 
-    def __init__(self, lease: Lease, renew: Renew, options: QueueOptions, emitter: EventEmitter) -> None:
+    def __init__(
+        self, lease: Lease, interval: float, renew: Renew, options: QueueOptions, emitter: EventEmitter
+    ) -> None:
         self._lease = lease
+        self._interval = interval
         self._renew = renew
         self._options = options
         self._emitter = emitter
@@ -140,9 +143,7 @@ class Heartbeat:
 
     async def beat(self, pause: Pause) -> None:
         """Renew until there is nothing left to renew, in a thread or a task of its own."""
-        interval = self._options.heartbeat_interval_seconds
-        assert interval is not None
-        now = self._lease.port.now
+        interval, now = self._interval, self._lease.port.now
         due = now() + interval
         # After a Ctrl-C between its start and the moment when its consumer knows it, only the lease can stop it.
         while not await pause(min(due - now(), _SOON_SECONDS) if self._unanswered else interval):

@@ -84,6 +84,7 @@ class MessageBlock:
 
     def claim(self) -> Coroutine[Any, Any, list[ClaimedPayload]]:
         """Claim a message, if one comes in time."""
+        self.queue.options.check_renewal(self.queue.options.heartbeat_interval_seconds)
         return self.consumer.claim(1, self.queue.store.options.message_wait_interval_seconds)
 
     def begin(self, taken: Sequence[ClaimedPayload]) -> ClaimAttempt | None:
@@ -93,8 +94,8 @@ class MessageBlock:
         ((claim, self.payload),) = taken
         self.claimed = claim
         holding = self.consumer.holding
-        if self.queue.options.heartbeat_interval_seconds is not None:
-            holding.start_heartbeat(holding.lease_for([claim]))
+        if (interval := self.queue.options.heartbeat_interval_seconds) is not None:
+            holding.start_heartbeat(holding.lease_for([claim]), interval)
         if not holding.has_leases:
             holding.begin_work_on([claim])
         around = _innermost.get()

@@ -101,6 +101,7 @@ class CustomGatewaySender:
         messages: Sequence[OutgoingMessage],
         stopped: Callable[[], bool],
         wait_seconds: float | None = None,
+        limit: float | None = None,
     ) -> Published:
         (one,), gateway = messages, self._gateway
         if not one.is_bare:
@@ -118,7 +119,7 @@ class CustomGatewaySender:
     def find_sent(self, error: PublishNotConfirmedError, payloads: list[bytes]) -> Sent:
         raise self._capabilities.lacks("repeats")
 
-    async def send_again(self, sent: Sent) -> Published:
+    async def send_again(self, sent: Sent, limit: float | None = None) -> Published:
         raise self._capabilities.lacks("repeats")
 
 

@@ -14,7 +14,7 @@ _SMOOTHING = 0.3  # the weight of the latest handler in the average
 class PrefetchPolicy:
     """What a loop knows of the time that its handlers need and that its leases leave them.
 
-    Only a queue without heartbeats has to care: there a message that waits in the loop uses up its lease.
+    Only a loop that renews no leases has to care: there a message that waits in the loop uses up its lease.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PrefetchPolicy:
         self._has_warned = True
         log.warning(
             "%s: %s and a handler takes about %.3g s, but a lease lasts %.3g s. Messages that would wait too long are "
-            "requeued. Lower prefetch, raise visibility_timeout_seconds or set heartbeat_interval_seconds",
+            "requeued. Lower prefetch, raise visibility_timeout_seconds or leave out renew_leases=False",
             self._queue,
             f"{self._size} messages are handled at once" if self._in_batches else f"prefetch is {self._size}",
             *(seconds, self.lease),

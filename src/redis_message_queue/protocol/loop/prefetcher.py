@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
+from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.protocol.calls import LoopCancellations
@@ -58,14 +59,13 @@ class Prefetcher:
 
     def __init__(self, queue: QueueProtocol, options: RunOptions[Any]) -> None:
         lease = queue.store.options.message_visibility_timeout_seconds
-        has_heartbeat = queue.options.heartbeat_interval_seconds is not None
-        options.check_beside(lease=lease, has_heartbeat=has_heartbeat)
+        self._interval = options.renewal_interval(queue.options, lease)
         self._queue = queue
         self._options = options
         self._policy = PrefetchPolicy(
             *(queue.options.name, options.batch_size or options.prefetch, options.concurrency),
             lease=lease,
-            has_heartbeat=has_heartbeat,
+            has_heartbeat=self._interval is not None,
             in_batches=options.batch_size is not None,
         )
         self._consumer = Consumer(queue, keeps_failures=True, in_loop=True)
@@ -97,10 +97,11 @@ class Prefetcher:
         """Start; the heartbeat lasts as long as the loop."""
         self._queue.store.capabilities.require("batches")
         self._lease.stays_open = True
-        self.holding.start_heartbeat(self._lease)
+        self.holding.start_heartbeat(self._lease, self._interval)
 
-    def stop(self) -> None:
-        """Start no new work: an error ends all workers."""
+    def stop(self, signal: Signals | None = None) -> None:
+        """Start no new work: an error ends all workers, or a signal."""
+        self.summary.stopped_by = self.summary.stopped_by or signal
         self._consumer.is_ended = True
 
     def _meet(self, trouble: Exception) -> None:
@@ -398,7 +399,7 @@ class Prefetcher:
             self._lease.renewed([ours], claim.claimed_at)
             text = (
                 "lost its lease while this loop still had it; it continues with a new one. Raise "
-                "visibility_timeout_seconds or set heartbeat_interval_seconds"
+                "visibility_timeout_seconds or leave out renew_leases=False"
             )
             self._queue.emitter.log(WARNING, claim, text)
         return others

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from signal import Signals
 from typing import Any, Generic, TypeVar
 
+from redis_message_queue.options.declared import QueueOptions
 from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.values.checks import flag, number, required_function, whole_number
 from redis_message_queue.values.errors import ConfigurationError
@@ -20,10 +22,11 @@ Middleware = Callable[[Any, Callable[[Any], Any]], Any]
 
 @dataclass(slots=True)
 class RunSummary:
-    """What a loop has done, when it ends. All but ``attempts`` and ``retried`` count messages.
+    """What a loop has done, when it ends. All but ``attempts``, ``retried`` and ``stopped_by`` count messages.
 
-    A message that is ``left_behind`` waits behind a retry of its tenant, in a queue with ``ordered_tenants``: a loop
-    that ends when nothing else waits does not handle it.
+    ``stopped_by`` is the signal that stopped the loop, if one did. A message that is ``left_behind`` waits behind a
+    retry of its tenant, in a queue with ``ordered_tenants``: a loop that ends when nothing else waits does not handle
+    it.
     """
 
     handled: int = 0
@@ -35,12 +38,19 @@ class RunSummary:
     dead_lettered: int = 0  # by its claims, without calling the handler
     left_behind: int = 0
     unsettled: int = 0  # Redis did not confirm what became of them: their leases decide
+    stopped_by: Signals | None = None
 
 
 def add(earlier: RunSummary, later: RunSummary) -> RunSummary:
     """Return what two loops have done one after the other; what the first has left behind, the second has found."""
-    sums = {each.name: getattr(earlier, each.name) + getattr(later, each.name) for each in fields(RunSummary)}
-    return RunSummary(**sums | {"left_behind": later.left_behind})
+    sums = {name: count + getattr(later, name) for name, count in counts_of(earlier).items()}
+    stopped_by = earlier.stopped_by or later.stopped_by
+    return RunSummary(**sums | {"left_behind": later.left_behind}, stopped_by=stopped_by)
+
+
+def counts_of(summary: RunSummary) -> dict[str, int]:
+    """Return the numbers of a summary by their names."""
+    return {each.name: getattr(summary, each.name) for each in fields(RunSummary) if each.name != "stopped_by"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +64,8 @@ class RunOptions(Generic[Handler]):
     batch_seconds: float | None
     until_empty: bool
     wait_for_retries: bool = False
+    renew_leases: bool = True
+    signals: bool = True
 
     def __post_init__(self) -> None:
         required_function("handler", self.handler)
@@ -62,7 +74,8 @@ class RunOptions(Generic[Handler]):
         whole_number("batch_size", self.batch_size, optional=True)
         number("batch_seconds", self.batch_seconds, optional=True, least=0)
         flag("until_empty", self.until_empty)
-        flag("wait_for_retries", self.wait_for_retries)
+        for name in ("wait_for_retries", "renew_leases", "signals"):
+            flag(name, getattr(self, name))
         if self.wait_for_retries and not self.until_empty:
             raise ConfigurationError("wait_for_retries needs until_empty=True: without it a loop waits for everything")
         if self.batch_seconds is not None and self.batch_size is None:
@@ -72,12 +85,17 @@ class RunOptions(Generic[Handler]):
             if (getattr(self, name) or 0) > limit:
                 raise ConfigurationError(f"{name} must be at most {limit:,}")
 
-    def check_beside(self, *, lease: float | None, has_heartbeat: bool) -> None:
-        """Raise for what the leases of the queue do not allow."""
-        if self.batch_seconds is None or lease is None or has_heartbeat or self.batch_seconds < lease:
-            return
-        raise ConfigurationError(
-            f"batch_seconds={self.batch_seconds} must be less than the visibility timeout ({lease} s): the first "
-            "messages of a batch would lose their leases while it fills; set heartbeat_interval_seconds to renew them, "
-            "or lower batch_seconds"
-        )
+    def renewal_interval(self, queue: QueueOptions, lease: float | None) -> float | None:
+        """Return how often to renew leases of this length, None for never; raise for what does not allow that."""
+        if lease is None:
+            return None
+        if self.renew_leases:
+            return queue.heartbeat_interval_seconds or lease / 3
+        queue.check_renewal(None)
+        if self.batch_seconds is not None and self.batch_seconds >= lease:
+            raise ConfigurationError(
+                f"batch_seconds={self.batch_seconds} must be less than the visibility timeout ({lease} s): the first "
+                "messages of a batch would lose their leases while it fills; leave out renew_leases=False, or lower "
+                "batch_seconds"
+            )
+        return None

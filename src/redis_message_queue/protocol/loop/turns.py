@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from signal import Signals
 from typing import Any, Protocol
 
 from redis_message_queue.protocol.calls import log, never_stop
@@ -40,6 +41,8 @@ class Loop(Protocol):
 
     @property
     def summary(self) -> RunSummary: ...
+
+    def stop(self, signal: Signals | None = None) -> None: ...
 
 
 class WeightedTurns:
@@ -131,16 +134,26 @@ class Rounds:
     def __init__(self, count: int) -> None:
         # In one place, so that another thread sees either a loop that runs or the total that has it.
         self._state: tuple[list[RunSummary], Sequence[Loop]] = ([RunSummary()] * count, ())
+        self._stopped_by: Signals | None = None
 
     def begin(self, loops: Sequence[Loop]) -> None:
         """A round begins."""
         self._state = self._state[0], loops
+        if self._stopped_by is not None:
+            self.stop(self._stopped_by)
+
+    def stop(self, signal: Signals) -> None:
+        """Start no new work in this round, and begin no other."""
+        self._stopped_by = signal
+        for loop in self._state[1]:
+            loop.stop(signal)
 
     def end(self) -> bool:
-        """A round has ended. Returns whether it found anything."""
+        """A round has ended. Returns whether another one should begin: it found something, and nobody stops it."""
         (_, loops), totals = self._state, self.summaries()
         self._state = totals, ()
-        return any(loop.summary.attempts or loop.summary.dead_lettered for loop in loops)
+        has_found = any(loop.summary.attempts or loop.summary.dead_lettered for loop in loops)
+        return has_found and self._stopped_by is None
 
     def summaries(self) -> list[RunSummary]:
         """What was done with the messages of each queue so far."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from redis_message_queue.protocol.calls import Calls, ReplySlot
-from redis_message_queue.protocol.port import Argument, Command
+from redis_message_queue.protocol.port import Argument, AttemptEnd, Command
 from redis_message_queue.stored.envelope import ID_BYTES
 from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, PublishNotConfirmedError
 
@@ -59,12 +60,13 @@ class Confirmer:
         # The server answers when its time is up, and the socket must still be open for the answer then.
         self._slice = self._timeout if timeout is None else min(self._timeout, 0.8 * timeout)
 
-    async def refuse_if_impossible(self) -> None:
+    async def refuse_if_impossible(self, limit: float | None) -> None:
         """Raise, before anything is written, if this server cannot confirm what the options ask for."""
         if self._checked:
             return
         wait = (self._wait_command(0.001),)
-        (answer,) = await self._calls.retry(lambda: self._pipeline(self._calls.keys.pending, wait), "confirm")
+        ask = partial(self._pipeline, self._calls.keys.pending, wait)
+        (answer,) = await self._calls.retry(ask, "confirm", limit=limit)
         if isinstance(answer, Exception):
             raise ConfigurationError(
                 f"confirm_fsync needs a server with WAITAOF (Redis 7.2, Valkey 7.2 or newer) and appendonly yes; "
@@ -72,14 +74,17 @@ class Confirmer:
             ) from answer
         self._checked = True
 
-    async def confirm(self, sent: Sent) -> Any:
+    async def confirm(self, sent: Sent, limit: float | None = None) -> Any:
         """Return the reply to the publish as soon as it is confirmed; else raise an error that `repeat_of` takes."""
         port = self._calls.port
         deadline = port.now() + self._timeout
+        if limit is not None:
+            deadline = min(deadline, limit)
         while True:
             left = deadline - port.now()
             try:
-                published, have = await self._send_and_wait(sent, max(left, 0.0))
+                with AttemptEnd(limit):
+                    published, have = await self._send_and_wait(sent, max(left, 0.0))
             except Exception as error:
                 raise self._unconfirmed(sent, f"asking failed ({type(error).__name__})") from error
             sent.answer, sent.at = published, port.now()  # sending it again has made Redis remember the call for longer
@@ -156,7 +161,7 @@ class Confirmer:
 
     def _unconfirmed(self, sent: Sent, shortfall: str) -> PublishNotConfirmedError:
         error = PublishNotConfirmedError(
-            f"the message was published and not confirmed within {self._timeout} s ({shortfall}); it may still be "
+            f"the message was published and not confirmed in time ({shortfall}); it may still be "
             "there and be delivered: publish(message, repeat_of=error) asks again and never stores it twice",
             message_id=sent.ids[0].hex(),
             operation="publish",

@@ -50,13 +50,13 @@ class GroupedCall(PublishCall):
     """A publish that waits for another one, with its message."""
 
     def __init__(
-        self, message: OutgoingMessage, own_id: bytes, started: float, budget: float | None, notification: Notification
+        self, message: OutgoingMessage, own_id: bytes, started: float, limit: float | None, notification: Notification
     ) -> None:
         self.message = message
         self.own_id = own_id
         self.message_id = own_id  # the one that is stored: in a group, the group decides
         self.started = started
-        self.budget = budget
+        self.limit = limit  # when its last attempt must end
         self.notification = notification
         self.group: Group | None = None  # the last one that it was in
         self.is_alone = False  # the server refused its group: it is sent in a call of its own
@@ -68,7 +68,7 @@ class GroupedCall(PublishCall):
         return not (self.is_over or self.outcome is not None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Group:
     """Messages that are sent by one numbered call, as often as it takes: by one of their callers after another."""
 
@@ -77,6 +77,7 @@ class Group:
     command: Command
     extra_keys: tuple[str, ...]
     arguments: tuple[Argument, ...]
+    was_sent: bool = False  # by a caller that has left without an answer
 
 
 class _Callers:
@@ -131,10 +132,10 @@ class GroupCommit:
                 self._choose_sender(callers)
 
     def new_call(
-        self, message: OutgoingMessage, message_id: bytes, started: float, budget: float | None = None
+        self, message: OutgoingMessage, message_id: bytes, started: float, limit: float | None = None
     ) -> GroupedCall:
-        """A publish that is about to join the line; its budget counts from ``started``."""
-        return GroupedCall(message, message_id, started, budget, self._calls.port.notification())
+        """A publish that is about to join the line; its budget counts from ``started``, until the ``limit``."""
+        return GroupedCall(message, message_id, started, limit, self._calls.port.notification())
 
     async def join(self, call: GroupedCall, sender: Sender) -> Published:
         """Wait for a turn in the line and for the answer; return what became of this message, or raise its error."""
@@ -198,11 +199,11 @@ class GroupCommit:
 
     async def _wait(self, callers: _Callers, call: GroupedCall) -> None:
         """Wait for a notification; raise when the time of this call is over."""
-        calls = self._calls
-        budget = calls.plan.budget_seconds if call.budget is None else min(call.budget, calls.plan.budget_seconds)
+        calls, limit = self._calls, call.limit
         is_sent = callers.group is not None and call.group is callers.group
         # What was sent has the time of one attempt more, as a call that is sent by itself has.
-        left = call.started + budget - calls.port.now() + (calls.listening_seconds if is_sent else 0.0)
+        ends_at = call.started + calls.plan.budget_seconds + (calls.listening_seconds if is_sent else 0.0)
+        left = (ends_at if limit is None else min(ends_at, limit)) - calls.port.now()
         if left <= 0:
             with self._lock:
                 if call.outcome is None and callers.sender is not call:
@@ -222,6 +223,7 @@ class GroupCommit:
             f"publish waited {seconds:.1f} s for another publish of this queue object, which has no answer from "
             f"{where}; nothing was sent, call again later",
             operation="publish",
+            was_sent=False,
             message_id=call.message_id.hex(),
         )
 
@@ -232,11 +234,17 @@ class GroupCommit:
             group = callers.group or self._form(callers, sender)
         try:
             reply = await calls.call(
-                group.command, group.arguments, extra_keys=group.extra_keys, budget=call.budget, started=call.started
+                *(group.command, group.arguments),
+                extra_keys=group.extra_keys,
+                started=call.started,
+                limit=call.limit,
+                was_sent=group.was_sent,
             )
-        except RedisMessageQueueError as error:
-            # Without an answer, the next caller repeats the same number for those who still wait.
-            if isinstance(error, RetryBudgetExhaustedError) or len(group.calls) == 1:
+        except RetryBudgetExhaustedError as error:  # the next caller repeats the same number for those who still wait
+            group.was_sent = error.was_sent
+            raise
+        except RedisMessageQueueError:
+            if len(group.calls) == 1:
                 raise
             with self._lock:  # refused before anything was written: each is sent by itself, in the same order
                 for one in group.calls:
@@ -244,6 +252,9 @@ class GroupCommit:
                 callers.waiting.extendleft(reversed(group.calls))
                 self._close(callers, group)
             return
+        except BaseException:
+            group.was_sent = True
+            raise
         with self._lock:
             callers.waiting.extendleft(reversed(_read(reply, group.calls, sender)))
             self._close(callers, group)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.options.declared import QueueOptions
+from redis_message_queue.protocol.port import Runtime
 from redis_message_queue.protocol.publish.sender import OutgoingMessage
 from redis_message_queue.stored import headers
 from redis_message_queue.stored.codecs import Codec, codec_for, encode_with
@@ -37,12 +38,26 @@ class PublishOverrides:
     deduplication_key: Any = None
     ttl_seconds: Any = None
     partition_key: Any = None
+    timeout_seconds: Any = None
+    called_at: float = 0.0  # the time limit runs from here
+
+    @property
+    def limit(self) -> float | None:
+        """When the last attempt must end, by the port's clock."""
+        return None if self.timeout_seconds is None else self.called_at + float(plain(self.timeout_seconds))
 
 
 def publish_overrides(
-    headers: Any, deduplication_key: Any, ttl_seconds: Any, partition_key: Any = None
+    port: Runtime,
+    headers: Any = None,
+    deduplication_key: Any = None,
+    ttl_seconds: Any = None,
+    partition_key: Any = None,
+    timeout_seconds: Any = None,
 ) -> PublishOverrides | None:
     """Return what one publish says of its messages, None if that is nothing."""
+    if timeout_seconds is not None:
+        return PublishOverrides(headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds, port.now())
     if headers is None and deduplication_key is None and ttl_seconds is None and partition_key is None:
         return None
     return PublishOverrides(headers, deduplication_key, ttl_seconds, partition_key)
@@ -81,7 +96,7 @@ class MessageBuilder:
     ) -> OutgoingMessage:
         """Return the message, ready to be sent once it is marked for its part; if that is known, its clock counts."""
         ttl = None if overrides is None else self._checked(overrides)
-        due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at, ttl, part)
+        due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at, ttl, part, overrides)
         outgoing = OutgoingMessage(self.encode(message))
         if tenant is not None:
             outgoing.tenant = tenant_name(tenant)
@@ -107,6 +122,9 @@ class MessageBuilder:
             number("ttl_seconds", overrides.ttl_seconds, least=MILLISECOND)
         if overrides.partition_key is not None:
             text("partition_key", overrides.partition_key)
+        if overrides.timeout_seconds is not None:
+            capabilities.require("time_limits")
+            number("timeout_seconds", overrides.timeout_seconds, least=MILLISECOND)
         if key is not None:
             text("deduplication_key", key)
             if self._store.options.pending_overload_policy == "drop_oldest":
@@ -131,8 +149,8 @@ class MessageBuilder:
         No function of the user's is called before all messages have been checked.
         """
         ttl = None if overrides is None else self._checked(overrides)
-        due, name = await self._due(delay_seconds, at, ttl, part), b"" if tenant is None else tenant_name(tenant)
-        encode = self.encode
+        due = await self._due(delay_seconds, at, ttl, part, overrides)
+        name, encode = b"" if tenant is None else tenant_name(tenant), self.encode
         outgoing = [OutgoingMessage(encode(one), None, name, due) for one in messages]
         new = outgoing[repeated:]
         if ttl is not None:
@@ -189,7 +207,14 @@ class MessageBuilder:
         extras = headers.encode(answer)
         return extras if own is None else headers.encode({**answer, **own}, "headers")
 
-    async def _due(self, delay_seconds: float | None, at: datetime | None, ttl: float | None, part: int) -> str:
+    async def _due(
+        self,
+        delay_seconds: float | None,
+        at: datetime | None,
+        ttl: float | None,
+        part: int,
+        overrides: PublishOverrides | None,
+    ) -> str:
         """Return when messages may be delivered; raise if they would be too old to be delivered by then."""
         when, max_age = due_time(delay_seconds, at), self._store.options.message_ttl_seconds
         option = "message_ttl_seconds"
@@ -200,7 +225,7 @@ class MessageBuilder:
         if delay_seconds is not None:
             given, wait = f"delay_seconds={delay_seconds:g}", float(delay_seconds)
         else:
-            given, wait = f"at={at}", int(when) / 1_000_000 - await self._server_time(part)
+            given, wait = f"at={at}", int(when) / 1_000_000 - await self._server_time(part, overrides)
         if wait >= max_age:
             raise ConfigurationError(
                 f"{given} is not earlier than {option}={max_age:g} allows: the message would be too old "
@@ -209,10 +234,10 @@ class MessageBuilder:
             )
         return when
 
-    async def _server_time(self, part: int) -> float:
+    async def _server_time(self, part: int, overrides: PublishOverrides | None) -> float:
         """Return the seconds since 1970 by the clock that counts the age of messages."""
-        calls = self._store.parts[part].calls
-        ((seconds, microseconds),) = await calls.pipeline(calls.keys.pending, (("TIME",),), "publish")
+        calls, limit = self._store.parts[part].calls, None if overrides is None else overrides.limit
+        ((seconds, microseconds),) = await calls.pipeline(calls.keys.pending, (("TIME",),), "publish", limit)
         return int(seconds) + int(microseconds) / 1_000_000
 
 

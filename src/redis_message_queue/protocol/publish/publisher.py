@@ -135,15 +135,17 @@ class Publisher:
             group, calls, message_id = sender.group, sender.calls, first_id(self._port.new_id())
             if outgoing.key is not None:
                 outgoing.mark(sender.keys)
+            limit = None if overrides is None else overrides.limit
             started = self._port.now() if emitter.wanted else 0.0
             try:
                 if not calls.is_prepared:
-                    await calls.prepare()
+                    await calls.prepare(limit)
                 if group is None or group.begin(call):
                     slot = calls.acquire_slot()
                     try:
                         command, extra_keys, arguments = sender.choose_for_one(slot, message_id, outgoing)
-                        reply = await calls.call(command, (slot.next_call(), *arguments), extra_keys=extra_keys)
+                        sent = (slot.next_call(), *arguments)
+                        reply = await calls.call(command, sent, extra_keys=extra_keys, limit=limit)
                     finally:
                         call.is_over = True
                         calls.release_slot(slot)
@@ -151,7 +153,7 @@ class Publisher:
                             group.end(call)
                     published = ACCEPTED if reply == 1 else sender.read(reply, [message_id])
                 else:
-                    call = group.new_call(outgoing, message_id, started or self._port.now())
+                    call = group.new_call(outgoing, message_id, started or self._port.now(), limit)
                     published = await group.join(call, sender)
             except Exception as error:
                 await self._emit_failure([call.message_id or message_id], error)
@@ -210,7 +212,8 @@ class Publisher:
             self._store.capabilities.require("receipts")
             await self._publish_all(listed(messages), tenant, delay_seconds, at, repeat_of, results, overrides, sent)
             receipts = [sent[place] for place in range(len(sent))]
-            return _receipts(receipts, await self._holders(receipts))
+            limit = None if overrides is None else overrides.limit
+            return _receipts(receipts, await self._holders(receipts, limit))
         except Exception as error:
             with suppress(AttributeError):
                 receipts = [sent[place] for place in range(len(results))]
@@ -221,7 +224,7 @@ class Publisher:
         finally:
             self._gate.leave(entry)
 
-    async def _holders(self, sent: Sequence[SentMessage]) -> dict[str, str | None]:
+    async def _holders(self, sent: Sequence[SentMessage], limit: float | None) -> dict[str, str | None]:
         """Return the ids of the messages that hold the keys of duplicates; None if the window of one has ended."""
         found: dict[str, str | None] = {}
         markers: dict[int, dict[str, None]] = {}
@@ -232,7 +235,8 @@ class Publisher:
             calls = self._store.parts[part].calls
             for first in range(0, len(unique), MAX_MESSAGES):
                 some = list(unique)[first : first + MAX_MESSAGES]
-                answers = await calls.pipeline(calls.keys.pending, tuple(("GET", marker) for marker in some), "submit")
+                gets = tuple(("GET", marker) for marker in some)
+                answers = await calls.pipeline(calls.keys.pending, gets, "submit", limit)
                 for marker, answer in zip(some, answers, strict=True):
                     found[marker] = answer.hex() if isinstance(answer, bytes) and len(answer) == ID_BYTES else None
         return found
@@ -257,10 +261,12 @@ class Publisher:
         repeated = 0 if repeat_of is None else len(earlier.payloads) if isinstance(earlier, Sent) else 1
         outgoing = await self._builder.build_all(messages, tenant, delay_seconds, at, repeated, overrides, part or 0)
         deadline = self._port.now() + self._store.options.pending_overload_block_timeout_seconds
+        if (limit := None if overrides is None else overrides.limit) is not None:
+            deadline = min(deadline, limit)
         later: dict[int, bool] = {}  # results with gaps between them
         for share in self._shares(outgoing, part, earlier, repeated):
             for chunk in self._chunks(share, outgoing, is_repeated=repeat_of is not None):
-                ids, started, sending = self._begin(share.part, chunk.messages, repeat_of, deadline)
+                ids, started, sending = self._begin(share.part, chunk.messages, repeat_of, deadline, limit)
                 try:
                     published = await sending
                 except Exception as error:
@@ -289,14 +295,15 @@ class Publisher:
         messages: Sequence[OutgoingMessage],
         repeat_of: PublishNotConfirmedError | None,
         deadline: float,
+        limit: float | None,
     ) -> tuple[Sequence[bytes], float, Awaitable[Published]]:
         """Return the ids of a chunk, the time, and what sends it: for the first time, or once more."""
         sender, now = self._senders[part], self._port.now()
         if repeat_of is not None:
             sent = sender.find_sent(repeat_of, [one.payload for one in messages])
-            return sent.ids, now, sender.send_again(sent)
+            return sent.ids, now, sender.send_again(sent, limit)
         ids = chunk_ids(self._port.new_id(), len(messages))
-        return ids, now, sender.send(ids, messages, self._gate.is_stopped, max(0.0, deadline - now))
+        return ids, now, sender.send(ids, messages, self._gate.is_stopped, max(0.0, deadline - now), limit)
 
     def _shares(
         self, outgoing: Sequence[OutgoingMessage], part: int | None, earlier: Any, repeated: int

@@ -134,11 +134,15 @@ class Sender:
         messages: Sequence[OutgoingMessage],
         stopped: Callable[[], bool],
         wait_seconds: float | None = None,
+        limit: float | None = None,
     ) -> Published:
-        """Add a chunk to the queue; when the queue is full raise, wait or drop the oldest, as its policy says."""
+        """Add a chunk to the queue; when the queue is full raise, wait or drop the oldest, as its policy says.
+
+        The last attempt ends at the ``limit``.
+        """
         calls = self.calls
-        await self._confirmer.refuse_if_impossible()
-        await calls.prepare()
+        await self._confirmer.refuse_if_impossible(limit)
+        await calls.prepare(limit)
         slot = calls.acquire_slot()
         sent: Sent | None = None
         try:
@@ -147,14 +151,16 @@ class Sender:
             else:
                 command, extra_keys, arguments = self.choose_enqueue(slot, ids, messages)
             if self._blocks:
-                number, reply = await self._wait_for_room(slot, command, extra_keys, arguments, stopped, wait_seconds)
+                number, reply = await self._wait_for_room(
+                    slot, command, extra_keys, arguments, stopped, wait_seconds, limit
+                )
             else:
                 number = slot.next_call()
-                reply = await calls.call(command, (number, *arguments), extra_keys=extra_keys)
+                reply = await calls.call(command, (number, *arguments), extra_keys=extra_keys, limit=limit)
             if self._confirmer.wanted and reply != FULL:
                 sent = Sent(slot, command, (number, *arguments), extra_keys, calls.port.now(), calls)
                 sent.ids, sent.payloads, sent.answer = list(ids), [one.payload for one in messages], reply
-                reply = await self._confirmer.confirm(sent)
+                reply = await self._confirmer.confirm(sent, limit)
         finally:
             # Also after an unknown outcome: a call with a higher number makes the server refuse a late one. Only a
             # publish that may be repeated keeps its slot.
@@ -166,11 +172,11 @@ class Sender:
         """Return the publish that was not confirmed, if it can be sent again; else raise."""
         return self._confirmer.repeatable(error, payloads)
 
-    async def send_again(self, sent: Sent) -> Published:
+    async def send_again(self, sent: Sent, limit: float | None = None) -> Published:
         """Send a publish that was not confirmed once more: under its old number, so it counts once."""
         self._confirmer.begin(sent)
         try:
-            reply = await self._confirmer.confirm(sent)
+            reply = await self._confirmer.confirm(sent, limit)
         finally:
             sent.repeating = False
         self.calls.release_slot(sent.slot)
@@ -193,6 +199,7 @@ class Sender:
         arguments: tuple[Argument, ...],
         stopped: Callable[[], bool],
         wait_seconds: float | None,
+        limit: float | None,
     ) -> tuple[bytes, Any]:
         """Call until there is room, the time is up or the queue object is stopped; return the last number and reply."""
         port = self.calls.port
@@ -207,6 +214,7 @@ class Sender:
                 (number, *arguments),
                 extra_keys=extra_keys,
                 budget=max(deadline - port.now(), 0),
+                limit=limit,
                 stopped=stops,
             )
             stops, left = stopped, deadline - port.now()
