@@ -22,7 +22,7 @@ from redis_message_queue.protocol.consume.batch_block import BatchBlock
 from redis_message_queue.protocol.consume.claimer import ClaimRound
 from redis_message_queue.protocol.loop.prefetcher import Prefetcher
 from redis_message_queue.protocol.operate.cancel import Canceller
-from redis_message_queue.protocol.parts import Group, Parts
+from redis_message_queue.protocol.parts import ClaimGroup, Parts
 from redis_message_queue.protocol.publish import group_commit
 from redis_message_queue.protocol.publish.group_commit import GroupCommit
 from redis_message_queue.protocol.publish.publisher import Publisher
@@ -522,7 +522,7 @@ MUTANTS = (
     Mutant(
         "an acknowledgement goes to the first partition",
         "protocol/parts.py",
-        patch=_replaced(Parts, "groups", lambda self, claims: [Group(self[0], range(len(claims)), claims)]),
+        patch=_replaced(Parts, "groups", lambda self, claims: [ClaimGroup(self[0], range(len(claims)), claims)]),
     ),
     Mutant(
         "a consumer keeps the wake-ups of the partitions that it leaves alone",

@@ -42,7 +42,7 @@ class Part:
         self.scripts = SettleScripts(calls)
 
 
-class Group(NamedTuple):
+class ClaimGroup(NamedTuple):
     """Messages that came from one part, with their places among all."""
 
     part: Part
@@ -72,16 +72,16 @@ class Parts(tuple[Part, ...]):
     def _part_of(self, claim: Claim) -> Part:
         return self[0] if len(self) == 1 or claim.part is None else claim.part
 
-    def groups(self, claims: Sequence[Claim]) -> list[Group]:
+    def groups(self, claims: Sequence[Claim]) -> list[ClaimGroup]:
         """Group messages by the part that they came from."""
         if len(self) == 1:
-            return [Group(self[0], range(len(claims)), claims)]
+            return [ClaimGroup(self[0], range(len(claims)), claims)]
         found: dict[Part, tuple[list[int], list[Claim]]] = {}
         for place, claim in enumerate(claims):
             places, some = found.setdefault(self._part_of(claim), ([], []))
             places.append(place)
             some.append(claim)
-        return [Group(part, places, some) for part, (places, some) in found.items()]
+        return [ClaimGroup(part, places, some) for part, (places, some) in found.items()]
 
     async def settle(
         self,
@@ -173,7 +173,7 @@ class Parts(tuple[Part, ...]):
         raise PartlyRenewedError(owned, failure) from failure
 
 
-def _merged(done: Sequence[tuple[Group, Settled]]) -> Settled:
+def _merged(done: Sequence[tuple[ClaimGroup, Settled]]) -> Settled:
     """Return what was settled in all parts, in the order of all messages."""
     if len(done) == 1:
         return done[0][1]

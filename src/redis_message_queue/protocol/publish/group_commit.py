@@ -58,7 +58,7 @@ class GroupedCall(PublishCall):
         self.started = started
         self.limit = limit  # when its last attempt must end
         self.notification = notification
-        self.group: Group | None = None  # the last one that it was in
+        self.group: PublishGroup | None = None  # the last one that it was in
         self.is_alone = False  # the server refused its group: it is sent in a call of its own
         self.outcome: Published | None = None
 
@@ -69,7 +69,7 @@ class GroupedCall(PublishCall):
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class PublishGroup:
     """Messages that are sent by one numbered call, as often as it takes: by one of their callers after another."""
 
     calls: Sequence[GroupedCall]
@@ -88,7 +88,7 @@ class _Callers:
         self.sender = PublishCall()  # whoever sends, or sent last
         self.sender.is_over = True
         self.waiting: deque[GroupedCall] = deque()  # may still have some that were sent or are over
-        self.group: Group | None = None  # the one that has no answer yet
+        self.group: PublishGroup | None = None  # the one that has no answer yet
         self.threads: dict[object, GroupedCall] = {}
 
 
@@ -191,7 +191,7 @@ class GroupCommit:
             callers.sender = chosen
             chosen.notification.send()
 
-    def _close(self, callers: _Callers, group: Group) -> None:
+    def _close(self, callers: _Callers, group: PublishGroup) -> None:
         callers.group = None
         self._calls.release_slot(group.slot)
         for one in group.calls:
@@ -265,7 +265,7 @@ class GroupCommit:
             if one is not call and one.outcome is not None:
                 one.notification.send()
 
-    def _form(self, callers: _Callers, sender: Sender) -> Group:
+    def _form(self, callers: _Callers, sender: Sender) -> PublishGroup:
         """Make a group of those who wait: as many as one script takes, or one whose group was refused."""
         waiting, members, size = callers.waiting, list[GroupedCall](), 0
         most = _MOST_WITH_A_LIMIT if sender.is_limited else MAX_MESSAGES
@@ -290,7 +290,7 @@ class GroupCommit:
             command, extra_keys, arguments = sender.choose_enqueue(
                 slot, ids, [one.message for one in members], one_by_one=True
             )
-        group = Group(members, slot, command, extra_keys, (slot.next_call(), *arguments))
+        group = PublishGroup(members, slot, command, extra_keys, (slot.next_call(), *arguments))
         for one in members:
             one.group = group
         callers.group = group
