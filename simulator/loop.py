@@ -201,8 +201,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """End what is left: every port is closed by now, so nothing of it reaches the server."""
         for process in self.processes:
             process.ready.clear()
-            for task in list(process.tasks):
+            while process.tasks:  # what ends may begin something else
                 with suppress(BaseException):
-                    task.get_coro().close()
-            process.tasks.clear()
+                    process.tasks.pop().get_coro().close()
         self._timers.clear()

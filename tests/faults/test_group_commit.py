@@ -295,7 +295,7 @@ def test_when_the_sender_gives_up_the_next_repeats_its_number(crowd, truth, prox
     proxy.meet("enqueue", *[CUT_AFTER] * 3)
     with Held(truth.client):
         outcomes = [many.publish(one) for one in numbered(4)]
-        group._callers.waiting[0].budget = 0.0  # the time limit of the caller that will send
+        group._callers.waiting[0].limit = 0.0  # the time limit of the caller that will send
     results = answers(outcomes)
     assert isinstance(results[1], RetryBudgetExhaustedError)
     assert "unknown" in str(results[1])

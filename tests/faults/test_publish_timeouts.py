@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import time
+from functools import partial
 
 import pytest
 
 import redis_message_queue
 from redis_message_queue import QueueBackpressureError, RetryBudgetExhaustedError
 from redis_message_queue.values.errors import GatewayContractError
-from tests.concurrency import LIMIT_SECONDS
+from tests.concurrency import LIMIT_SECONDS, start
 from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE
 from tests.faults.shells import WAYS, AsyncioShell
 
@@ -92,6 +93,34 @@ def test_a_publish_to_a_server_that_was_never_there_was_not_sent(dead_port, way,
         assert isinstance(error, RetryBudgetExhaustedError)
         assert not error.was_sent
         assert "nothing was sent" in str(error)
+
+
+@pytest.mark.promise(
+    "`publish(timeout_seconds=)` ends within that time plus one attempt, however long the retry budget is."
+)
+@pytest.mark.promise("`RetryBudgetExhaustedError.was_sent` is False only if nothing of a publish was sent.")
+def test_publishes_that_wait_for_another_one_end_in_time(proxy, truth, shell):
+    """Whether they are sent with it, wait for it, or send the group: each by its own limit."""
+    queue = shell.queue(shell.client(socket_timeout=4 * LIMIT_SECONDS), LONG_BUDGET)
+    shell.publish(queue, "first")
+    for script in ("publish", "enqueue"):
+        proxy.always(script, BLACK_HOLE)
+    limits = [0.2, 0.6, 0.4, 0.3]
+    if isinstance(shell, AsyncioShell):
+
+        async def publish_all():
+            work = [queue.publish("a", timeout_seconds=limit) for limit in limits]
+            async with asyncio.timeout(LIMIT_SECONDS):
+                return await asyncio.gather(*work, return_exceptions=True)
+
+        errors = shell.runner.run(publish_all())
+    else:
+        futures = [start(partial(queue.publish, "a", timeout_seconds=limit)) for limit in limits]
+        errors = [future.exception(LIMIT_SECONDS) for future in futures]
+    assert {type(error) for error in errors} == {RetryBudgetExhaustedError}
+    assert [error.was_sent for error in errors] == ["outcome is unknown" in str(error) for error in errors]
+    proxy.relent()
+    assert called(shell, lambda queue: queue.publish("b", timeout_seconds=LIMIT_SECONDS), queue) is True
 
 
 @pytest.mark.promise("The shorter one of `timeout_seconds` and the block timeout counts.")

@@ -142,10 +142,10 @@ MUTANTS = (
     Mutant(
         "submit_many of the async queue loses the headers",
         f"{SRC}/asyncio/message_queue.py",
-        """headers, None, ttl_seconds, partition_key, timeout_seconds)
+        """(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
         return await self._protocol.publisher.submit_many(
 """,
-        """None, None, ttl_seconds, partition_key, timeout_seconds)
+        """(self._protocol.port, None, None, ttl_seconds, partition_key, timeout_seconds)
         return await self._protocol.publisher.submit_many(
 """,
         ("tests/contract/test_receipts.py",),

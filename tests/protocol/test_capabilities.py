@@ -29,6 +29,6 @@ def test_a_missing_capability_has_an_error_that_says_what_to_use(name):
 def test_a_subclass_of_our_gateway_lacks_only_what_it_overrides():
     publishes = Capabilities.of_custom(Mine(), publishes=True, consumes=False, has_client=True)
     consumes = Capabilities.of_custom(Mine(), publishes=False, consumes=True, has_client=True)
-    lacks = {"chunks", "codecs", "headers", "repeats", "receipts", "hand_off_target", "schedules"}
+    lacks = {"chunks", "codecs", "headers", "repeats", "receipts", "time_limits", "hand_off_target", "schedules"}
     assert {name for name in NAMES if not getattr(publishes, name)} == lacks
     assert {name for name in NAMES if not getattr(consumes, name)} == {"batches", "codecs", "retries"}

@@ -31,7 +31,7 @@ _WEIGHTS_A_SCRIPT = 2_000  # tenants and their weights, so half as many tenants
 _BRINGING_IN = {"publish", "enqueue", "backfill", "redrive", "hand_off", "tick", "schedule", "restore", "append"}
 _NAP_SECONDS = 0.5  # the longest sleep between two looks at a stop signal
 _FIRST_CONTACT_SECONDS = 5.0  # how long a server that was never reached is waited for
-_SHORTEST_ATTEMPT_SECONDS = 0.25  # so that the last attempt still gets an answer or an error of its own
+SHORTEST_ATTEMPT_SECONDS = 0.25  # so that the last attempt still gets an answer or an error of its own
 _LISTENING_SECONDS = 5.0  # how long to wait for one reply, if the port has no timeout
 FEWEST_ATTEMPTS = 4  # of a call that must not wait: a connection may have been closed, and a reply may be lost
 _PROBE_SECONDS = 1.0  # how long to wait for the reply to a probe
@@ -367,7 +367,7 @@ class Calls:
         """Connect for the first time. If that fails, nothing was sent, and it is retried for a few seconds only."""
         end = started + min(_FIRST_CONTACT_SECONDS, self.plan.budget_seconds)
         end = end if limit is None else min(end, limit)
-        await self.until(max(end, self.port.now() + _SHORTEST_ATTEMPT_SECONDS), self.port.connect)
+        await self.until(max(end, self.port.now() + SHORTEST_ATTEMPT_SECONDS), self.port.connect)
         self.has_connected = True
 
     def command(self, name: str, slot: ReplySlot, *settings: Argument, **keys: str) -> Command:
@@ -401,14 +401,13 @@ class Calls:
         budget: float | None = None,
         started: float | None = None,
         limit: float | None = None,
-        was_sent: bool = False,
         stopped: Callable[[], bool] | None = None,
         cancellations: list[BaseException] | None = None,
     ) -> Any:
         """Run a numbered script until its answer arrives, within the retry budget, or until the caller stops it.
 
         The budget counts from ``started``, if the call has waited for something else before. The last attempt ends at
-        the ``limit`` or soon after, and its error knows whether anything was sent, now or before.
+        the ``limit`` or soon after, and its error knows whether anything was sent.
 
         With a list for ``cancellations`` these are noted there: a cancellation cuts a request short, and the request
         is sent again under its number. That costs nothing without a cancellation, unlike a task of its own for each
@@ -423,7 +422,7 @@ class Calls:
         if limit is not None:
             budget = limit - started if budget is None else min(budget, limit - started)
         attempt = missed = 0
-        end = None
+        end, was_sent = None, False
         aside = cancellations if isinstance(cancellations, LoopCancellations) else None
         if aside is not None and self.away is not None:
             await self._step_aside(aside, command.script.verb, attempt, started)
@@ -433,7 +432,7 @@ class Calls:
                     if not self.has_connected:
                         await self.connect(started, limit)
                     if limit is not None:
-                        with (end := AttemptEnd(max(limit, self.port.now() + _SHORTEST_ATTEMPT_SECONDS))):
+                        with (end := AttemptEnd(max(limit, self.port.now() + SHORTEST_ATTEMPT_SECONDS))):
                             reply = await self.port.call(command, extra_keys, arguments)
                     elif aside is None or attempt or (patience := self.patience) is None:
                         reply = await self.port.call(command, extra_keys, arguments)

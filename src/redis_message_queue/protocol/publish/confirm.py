@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from redis_message_queue.protocol.calls import Calls, ReplySlot
+from redis_message_queue.protocol.calls import SHORTEST_ATTEMPT_SECONDS, Calls, ReplySlot
 from redis_message_queue.protocol.port import Argument, AttemptEnd, Command
 from redis_message_queue.stored.envelope import ID_BYTES
 from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, PublishNotConfirmedError
@@ -77,22 +77,21 @@ class Confirmer:
     async def confirm(self, sent: Sent, limit: float | None = None) -> Any:
         """Return the reply to the publish as soon as it is confirmed; else raise an error that `repeat_of` takes."""
         port = self._calls.port
-        deadline = port.now() + self._timeout
-        if limit is not None:
-            deadline = min(deadline, limit)
+        seconds = self._timeout if limit is None else min(self._timeout, max(0.0, limit - port.now()))
+        deadline = port.now() + seconds
         while True:
             left = deadline - port.now()
             try:
-                with AttemptEnd(limit):
+                with AttemptEnd(None if limit is None else limit + SHORTEST_ATTEMPT_SECONDS):
                     published, have = await self._send_and_wait(sent, max(left, 0.0))
             except Exception as error:
-                raise self._unconfirmed(sent, f"asking failed ({type(error).__name__})") from error
+                raise self._unconfirmed(sent, seconds, f"asking failed ({type(error).__name__})") from error
             sent.answer, sent.at = published, port.now()  # sending it again has made Redis remember the call for longer
             if published == FULL or self._is_enough(have):  # on a replica that was promoted the queue may be full
                 sent.settled = True
                 return published
             if port.now() >= deadline:
-                raise self._unconfirmed(sent, self._shortfall(have))
+                raise self._unconfirmed(sent, seconds, self._shortfall(have))
 
     def repeatable(self, error: PublishNotConfirmedError, payloads: list[bytes]) -> Sent:
         """Return the publish that the error is about, if it is ours and Redis still remembers the call; else raise."""
@@ -159,9 +158,9 @@ class Confirmer:
         local, replicas = have
         return f"fsync {'done' if local else 'not done'}, {replicas} of {self._replicas} replicas have it on disk"
 
-    def _unconfirmed(self, sent: Sent, shortfall: str) -> PublishNotConfirmedError:
+    def _unconfirmed(self, sent: Sent, seconds: float, shortfall: str) -> PublishNotConfirmedError:
         error = PublishNotConfirmedError(
-            f"the message was published and not confirmed in time ({shortfall}); it may still be "
+            f"the message was published and not confirmed within {round(seconds, 3)} s ({shortfall}); it may still be "
             "there and be delivered: publish(message, repeat_of=error) asks again and never stores it twice",
             message_id=sent.ids[0].hex(),
             operation="publish",

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redis_message_queue.protocol.calls import Calls, ReplySlot
+from redis_message_queue.protocol.calls import SHORTEST_ATTEMPT_SECONDS, Calls, ReplySlot
 from redis_message_queue.protocol.port import Argument, Command, Notification
 from redis_message_queue.protocol.publish.sender import (
     ACCEPTED,
@@ -56,7 +56,7 @@ class GroupedCall(PublishCall):
         self.own_id = own_id
         self.message_id = own_id  # the one that is stored: in a group, the group decides
         self.started = started
-        self.limit = limit  # when its last attempt must end
+        self.limit = limit  # when its caller must have an answer or an error
         self.notification = notification
         self.group: PublishGroup | None = None  # the last one that it was in
         self.is_alone = False  # the server refused its group: it is sent in a call of its own
@@ -68,7 +68,7 @@ class GroupedCall(PublishCall):
         return not (self.is_over or self.outcome is not None)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PublishGroup:
     """Messages that are sent by one numbered call, as often as it takes: by one of their callers after another."""
 
@@ -77,7 +77,6 @@ class PublishGroup:
     command: Command
     extra_keys: tuple[str, ...]
     arguments: tuple[Argument, ...]
-    was_sent: bool = False  # by a caller that has left without an answer
 
 
 class _Callers:
@@ -134,7 +133,7 @@ class GroupCommit:
     def new_call(
         self, message: OutgoingMessage, message_id: bytes, started: float, limit: float | None = None
     ) -> GroupedCall:
-        """A publish that is about to join the line; its budget counts from ``started``, until the ``limit``."""
+        """A publish that is about to join the line; its budget counts from ``started``."""
         return GroupedCall(message, message_id, started, limit, self._calls.port.notification())
 
     async def join(self, call: GroupedCall, sender: Sender) -> Published:
@@ -199,11 +198,13 @@ class GroupCommit:
 
     async def _wait(self, callers: _Callers, call: GroupedCall) -> None:
         """Wait for a notification; raise when the time of this call is over."""
-        calls, limit = self._calls, call.limit
+        calls = self._calls
         is_sent = callers.group is not None and call.group is callers.group
         # What was sent has the time of one attempt more, as a call that is sent by itself has.
         ends_at = call.started + calls.plan.budget_seconds + (calls.listening_seconds if is_sent else 0.0)
-        left = (ends_at if limit is None else min(ends_at, limit)) - calls.port.now()
+        if call.limit is not None:
+            ends_at = min(ends_at, call.limit + (SHORTEST_ATTEMPT_SECONDS if is_sent else 0.0))
+        left = ends_at - calls.port.now()
         if left <= 0:
             with self._lock:
                 if call.outcome is None and callers.sender is not call:
@@ -223,28 +224,25 @@ class GroupCommit:
             f"publish waited {seconds:.1f} s for another publish of this queue object, which has no answer from "
             f"{where}; nothing was sent, call again later",
             operation="publish",
-            was_sent=False,
             message_id=call.message_id.hex(),
+            was_sent=False,
         )
 
     async def _send(self, callers: _Callers, call: GroupedCall, sender: Sender) -> None:
         """Send the group that has no answer yet, under its number, or a new one; give its callers their answers."""
         calls = self._calls
         with self._lock:
-            group = callers.group or self._form(callers, sender)
+            before = callers.group
+            group = before or self._form(callers, sender)
         try:
             reply = await calls.call(
-                *(group.command, group.arguments),
-                extra_keys=group.extra_keys,
-                started=call.started,
-                limit=call.limit,
-                was_sent=group.was_sent,
+                group.command, group.arguments, extra_keys=group.extra_keys, started=call.started, limit=call.limit
             )
-        except RetryBudgetExhaustedError as error:  # the next caller repeats the same number for those who still wait
-            group.was_sent = error.was_sent
-            raise
-        except RedisMessageQueueError:
-            if len(group.calls) == 1:
+        except RedisMessageQueueError as error:
+            # Without an answer, the next caller repeats the same number for those who still wait.
+            if isinstance(error, RetryBudgetExhaustedError) and before is not None and not error.was_sent:
+                raise self._exhausted(call, is_sent=True) from error  # by another caller, perhaps
+            if isinstance(error, RetryBudgetExhaustedError) or len(group.calls) == 1:
                 raise
             with self._lock:  # refused before anything was written: each is sent by itself, in the same order
                 for one in group.calls:
@@ -252,9 +250,6 @@ class GroupCommit:
                 callers.waiting.extendleft(reversed(group.calls))
                 self._close(callers, group)
             return
-        except BaseException:
-            group.was_sent = True
-            raise
         with self._lock:
             callers.waiting.extendleft(reversed(_read(reply, group.calls, sender)))
             self._close(callers, group)

@@ -57,7 +57,8 @@ def publish_overrides(
 ) -> PublishOverrides | None:
     """Return what one publish says of its messages, None if that is nothing."""
     if timeout_seconds is not None:
-        return PublishOverrides(headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds, port.now())
+        limit = (timeout_seconds, port.now())
+        return PublishOverrides(headers, deduplication_key, ttl_seconds, partition_key, *limit)
     if headers is None and deduplication_key is None and ttl_seconds is None and partition_key is None:
         return None
     return PublishOverrides(headers, deduplication_key, ttl_seconds, partition_key)
@@ -150,7 +151,8 @@ class MessageBuilder:
         """
         ttl = None if overrides is None else self._checked(overrides)
         due = await self._due(delay_seconds, at, ttl, part, overrides)
-        name, encode = b"" if tenant is None else tenant_name(tenant), self.encode
+        name = b"" if tenant is None else tenant_name(tenant)
+        encode = self.encode
         outgoing = [OutgoingMessage(encode(one), None, name, due) for one in messages]
         new = outgoing[repeated:]
         if ttl is not None:

@@ -135,8 +135,8 @@ class Publisher:
             group, calls, message_id = sender.group, sender.calls, first_id(self._port.new_id())
             if outgoing.key is not None:
                 outgoing.mark(sender.keys)
-            limit = None if overrides is None else overrides.limit
             started = self._port.now() if emitter.wanted else 0.0
+            limit = None if overrides is None else overrides.limit
             try:
                 if not calls.is_prepared:
                     await calls.prepare(limit)
@@ -144,8 +144,8 @@ class Publisher:
                     slot = calls.acquire_slot()
                     try:
                         command, extra_keys, arguments = sender.choose_for_one(slot, message_id, outgoing)
-                        sent = (slot.next_call(), *arguments)
-                        reply = await calls.call(command, sent, extra_keys=extra_keys, limit=limit)
+                        numbered = (slot.next_call(), *arguments)
+                        reply = await calls.call(command, numbered, extra_keys=extra_keys, limit=limit)
                     finally:
                         call.is_over = True
                         calls.release_slot(slot)
@@ -212,8 +212,7 @@ class Publisher:
             self._store.capabilities.require("receipts")
             await self._publish_all(listed(messages), tenant, delay_seconds, at, repeat_of, results, overrides, sent)
             receipts = [sent[place] for place in range(len(sent))]
-            limit = None if overrides is None else overrides.limit
-            return _receipts(receipts, await self._holders(receipts, limit))
+            return _receipts(receipts, await self._holders(receipts, None if overrides is None else overrides.limit))
         except Exception as error:
             with suppress(AttributeError):
                 receipts = [sent[place] for place in range(len(results))]
