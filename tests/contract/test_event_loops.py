@@ -69,7 +69,7 @@ def test_a_queue_is_refused_on_a_second_loop(clean_server: EmbeddedRedis, client
     with asyncio.Runner() as first:
         first.run(queue.publish("a"))
         before = keys(clean_server)
-        with pytest.raises(ConfigurationError, match=r"another event loop.*Make the client and the queue"):
+        with pytest.raises(ConfigurationError, match=r"another event loop.*make the client and the queue"):
             asyncio.run(USES[use](queue))
         assert keys(clean_server) == before
         assert first.run(queue.publish("b")) is True

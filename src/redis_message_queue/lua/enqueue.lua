@@ -1,5 +1,4 @@
--- enqueue.lua: stores messages, to wait in their lists or to be delayed, once for each call: all or none of a chunk, or
--- each message of a group as if it had a call of its own.
+-- enqueue.lua: stores messages once for each call: all or none of a chunk, or each message of a group by itself.
 -- KEYS  pending | wakeup | deliveries | leases | tenant_ring | tenant_backlog | weights | delayed | delayed_messages
 --       journal | meta | reply | longest: for a queue that drops messages
 --       markers...: each remembers which message has a deduplication key
