@@ -199,9 +199,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def close_all(self) -> None:
         """End what is left: every port is closed by now, so nothing of it reaches the server."""
+        events._set_running_loop(self)  # what ends may begin something else, which is then ended, too
+        try:
+            while left := [process for process in self.processes if process.tasks]:
+                with suppress(BaseException):
+                    left[0].tasks.pop().get_coro().close()
+        finally:
+            events._set_running_loop(None)
         for process in self.processes:
             process.ready.clear()
-            while process.tasks:  # what ends may begin something else
-                with suppress(BaseException):
-                    process.tasks.pop().get_coro().close()
         self._timers.clear()
