@@ -172,6 +172,7 @@ def test_what_was_cut_off_before_it_was_archived_is_never_called_balanced(spark,
     "If entries are missing, or messages are older than the journal, a report says what is unknown instead of that it "
     "balances."
 )
+@pytest.mark.in_full
 def test_a_journal_that_begins_late_says_so(spark, client, options):
     """What lay there before is neither a loss nor a balance."""
     RedisMessageQueue("orders", client=client).publish_many(["old 1", "old 2"])

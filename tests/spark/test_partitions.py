@@ -57,6 +57,7 @@ def test_a_backfill_reaches_all_partitions(spark, queue, clean_server, tmp_path)
 
 
 @pytest.mark.promise("The report accounts for every message of all partitions.")
+@pytest.mark.in_full  # each partition is archived, refreshed and reported on as a queue is
 def test_the_report_accounts_for_the_messages_of_all_partitions(spark, queue, options, client, tmp_path):
     def reported() -> Any:
         return report(spark, ReportOptions(path=options.path, queue="orders", output=str(tmp_path / "report")))

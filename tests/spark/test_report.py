@@ -175,6 +175,7 @@ def test_an_overview_shows_what_waits_although_nothing_happened_in_its_window(
             assert "<td>49</td><td>0</td><td>1</td>" in Path(page.page).read_text()
 
 
+@pytest.mark.in_full
 def test_an_overview_shows_the_end_of_its_window_and_not_of_the_archive(spark, client, options, tmp_path):
     """A message counts as delayed until it is due."""
     write_journal(
@@ -213,6 +214,7 @@ def test_an_overview_shows_messages_as_waiting_that_became_due_after_the_last_en
             assert (minute["waiting"], minute["delayed"]) == (1, 11), "the plot ends with the last entry"
 
 
+@pytest.mark.in_full
 def test_messages_that_became_due_while_nothing_happened_are_shown_as_waiting(spark, client, options):
     """In the plot too. What becomes due after the last entry is not shown: nobody knows what happened by then."""
     delayed = [later(number, START + HOUR + 7) for number in range(10)]
@@ -261,6 +263,7 @@ def test_fairness_leaves_out_what_is_not_due_yet(spark, client, options):
     assert fairness(spark, options, since=START + DAY) == (0.5, {"a": (1, 1), "b": (0, 10)})
 
 
+@pytest.mark.in_full
 def test_fairness_leaves_out_what_was_cancelled_before_anyone_had_it(spark, client, options):
     """A message that was claimed, failed and is cancelled before its next attempt was served."""
     lives = [life(number, "a") for number in range(10)]
@@ -279,6 +282,7 @@ def test_fairness_leaves_out_what_was_cancelled_before_anyone_had_it(spark, clie
     assert fairness(spark, options) == (1.0, {"a": (10, 10), "b": (6, 6)})
 
 
+@pytest.mark.in_full
 def test_a_purge_of_messages_that_are_not_due_is_not_subtracted_twice(spark, client, options):
     lives = [life(number) for number in range(10)]
     delayed = [later(number, START + DAY) for number in range(10, 20)]
