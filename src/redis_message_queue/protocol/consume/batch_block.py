@@ -42,7 +42,6 @@ class BatchBlock:
     def claim(self) -> Coroutine[Any, Any, list[ClaimedPayload]]:
         """Claim messages, waiting for the first; there may be none."""
         self.queue.store.capabilities.require("batches")
-        self.queue.options.check_renewal(self.queue.options.heartbeat_interval_seconds)
         wait = self._wait_seconds
         if wait is None:
             wait = self.queue.store.options.message_wait_interval_seconds

@@ -84,7 +84,6 @@ class MessageBlock:
 
     def claim(self) -> Coroutine[Any, Any, list[ClaimedPayload]]:
         """Claim a message, if one comes in time."""
-        self.queue.options.check_renewal(self.queue.options.heartbeat_interval_seconds)
         return self.consumer.claim(1, self.queue.store.options.message_wait_interval_seconds)
 
     def begin(self, taken: Sequence[ClaimedPayload]) -> ClaimAttempt | None:
