@@ -55,7 +55,8 @@ class DrainGate:
 
     def enter(self) -> Entry:
         """Begin something that a drain waits for. Enter first, then check the gate: so no drain overlooks it."""
-        token = self.add()
+        token = (self._process(), object())
+        self._under_way.add(token)
         return token, _around.set((*_around.get(), token))
 
     def add(self) -> Work:

@@ -68,17 +68,13 @@ class Sender:
         self._window_ms = max(1, int(options.message_deduplication_log_ttl_seconds * 1000))
         self._confirmer = Confirmer(calls)
         self.group: GroupCommit | None = None  # what lets publishes share requests, if they do
-        self._needs_one_call = not (self._blocks or self._confirmer.wanted)
+        # This sender, if one script does it: nobody waits for room or for a confirmation.
+        self.direct = None if self._blocks or self._confirmer.wanted else self
 
     @property
     def keys(self) -> QueueKeys:
         """The keys of the part that it sends to."""
         return self.calls.keys
-
-    @property
-    def direct(self) -> Sender | None:
-        """This sender, if one script does it: nobody waits for room or for a confirmation."""
-        return self if self._needs_one_call else None
 
     def choose_for_one(self, slot: ReplySlot, message_id: bytes, one: OutgoingMessage) -> Call:
         """Return the script that can send this message, its extra keys, and its arguments after the call number.
