@@ -284,8 +284,10 @@ class Prefetcher:
 
     def _next_retry_in(self, now: float) -> float:
         """How long to wait for the next of this loop's own retries; 0 if there are none, or nobody asked for that."""
+        if not self._delivery.retries:
+            return 0.0
         with self._lock:
-            return max(0.0, min((self._delivery.retries or {}).values(), default=now) - now)
+            return max(0.0, min(self._delivery.retries.values(), default=now) - now)
 
     def _is_retry_left(self, began: float) -> bool:
         """Whether a retry is still to come. One that was due before an empty claim began is another consumer's now."""
