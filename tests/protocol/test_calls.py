@@ -95,8 +95,9 @@ def test_an_unconfirmed_claim_keeps_its_slot_until_it_is_confirmed():
 
 def test_the_slot_of_a_claim_is_free_once_its_handler_has_the_message():
     """Until then it holds the only answer that tells what the claim took."""
-    calls = calls_of(Setup())
-    attempt = ClaimAttempt(calls.acquire_slot(), state=OFFERED)
+    (part,) = Setup().store().parts
+    calls = part.calls
+    attempt = ClaimAttempt(part, calls.acquire_slot(), state=OFFERED)
     calls.release_slot_when_handed_over(attempt)
     other = calls.acquire_slot()
     assert other is not attempt.slot

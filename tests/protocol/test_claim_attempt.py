@@ -6,7 +6,6 @@ from typing import get_args
 
 import pytest
 
-from redis_message_queue.protocol.calls import ReplySlot
 from redis_message_queue.protocol.consume.claim_attempt import (
     ABANDONED,
     CLOSED,
@@ -31,12 +30,9 @@ LEGAL = {(state, name): after for name, steps in TRANSITIONS.items() for state, 
 EVERY_STEP = list(product(State, get_args(Transition)))
 
 
-def slot() -> ReplySlot:
-    return Setup().store().calls.acquire_slot()
-
-
 def attempt_in(state: State) -> ClaimAttempt:
-    return ClaimAttempt(slot(), b"000000000001", state)
+    (part,) = Setup().store().parts
+    return ClaimAttempt(part, part.calls.acquire_slot(), b"000000000001", state)
 
 
 class Unconfirmed(UnconfirmedClaims):

@@ -97,10 +97,6 @@ class Parts(tuple[Part, ...]):
             done.append((group, await settle(group.claims, terminal_list, group.reason(reason), cancellations)))
         return _merged(done)
 
-    async def ack_plain(self, claim: Claim, cancellations: Cancellations) -> Settled:
-        """Remove one message that is plain, without a copy."""
-        return await self._part_of(claim).scripts.ack_plain(claim, cancellations)
-
     def attach(
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
     ) -> list[PiggybackedAck]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from redis_message_queue.protocol.calls import ReplySlot
+    from redis_message_queue.protocol.parts import Part
 
 
 class State(StrEnum):
@@ -62,9 +63,10 @@ class IllegalTransitionError(RuntimeError):
 class ClaimAttempt:
     """One claim on one reply slot. The slot is the attempt's until a handler has the messages or it is closed."""
 
-    __slots__ = ("call", "recovered_by", "slot", "state")
+    __slots__ = ("call", "part", "recovered_by", "slot", "state")
 
-    def __init__(self, slot: ReplySlot, call: bytes = b"", state: State = IDLE) -> None:
+    def __init__(self, part: Part, slot: ReplySlot, call: bytes = b"", state: State = IDLE) -> None:
+        self.part = part  # where it claims
         self.slot = slot
         self.call = call  # the number of its last request
         self.state = state
@@ -111,7 +113,7 @@ class UnconfirmedClaims:
         """Put a new attempt on the list: the old one may still wait to be handed over, and must not free the slot."""
         with self._lock:
             others = [one for one in self.attempts if one is not attempt]
-            others.append(ClaimAttempt(attempt.slot, attempt.call, UNCONFIRMED))
+            others.append(ClaimAttempt(attempt.part, attempt.slot, attempt.call, UNCONFIRMED))
             # Two plain stores, one after the other: no Ctrl-C can come between them.
             self.attempts = others
             attempt.state = ABANDONED

@@ -30,33 +30,33 @@ class Claimer:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.is_alone = len(parts) == 1  # whether there is only one part
+        self._count = len(parts)
+        self.is_alone = self._count == 1  # whether there is only one part
         self.port = parts[0].calls.port
         self.slice_seconds = parts[0].claimer.slice_seconds
-        self._by_prefix = {part.keys.prefix: part for part in parts}
+        self.listening_seconds = parts[0].calls.listening_seconds  # so much longer than its wait a claim may take
         # Consumers that start together should not all begin with the same part.
-        self._turn = 0 if self.is_alone else int(self.port.random() * len(parts))
-
-    def part_of(self, attempt: ClaimAttempt) -> Part:
-        """Return the part that an attempt claims in."""
-        return self.parts[0] if self.is_alone else self._by_prefix[attempt.slot.prefix]
+        self._turn = 0 if self.is_alone else int(self.port.random() * self._count)
 
     def attempt(self) -> ClaimAttempt:
         """Begin; the reply slot is the attempt's until its messages are handed over or it is released."""
-        self._turn = turn = (self._turn + 1) % len(self.parts)
-        return self.parts[turn].claimer.attempt()
+        self._turn = turn = (self._turn + 1) % self._count
+        part = self.parts[turn]
+        return ClaimAttempt(part, part.calls.acquire_slot())
 
     def offer(self, attempt: ClaimAttempt) -> None:
         """The handler is about to get the messages: the slot is free as soon as the attempt is `HANDED_OVER`."""
-        self.part_of(attempt).claimer.offer(attempt)
+        part = attempt.part
+        attempt.apply("offer")
+        if attempt.recovered_by is not None:
+            part.claimer.unconfirmed.discard(attempt)
+        part.calls.release_slot_when_handed_over(attempt)
 
     def release(self, attempt: ClaimAttempt, claimant: object) -> None:
         """The claimant is done with the attempt; what that may have taken is left to the next claim or a drain."""
-        self.part_of(attempt).claimer.release(attempt, claimant)
-
-    def limit(self, deadline: float) -> float:
-        """When a claim must be over whose wait ends at the deadline: it may take the time of one answer longer."""
-        return deadline + self.parts[0].calls.listening_seconds
+        part = attempt.part
+        if part.claimer.unconfirmed.release(attempt, claimant):
+            part.calls.release_slot(attempt.slot)
 
     # -- recovering
 
@@ -88,7 +88,7 @@ class Claimer:
                 result = await self._ask(part, attempt, claimant, self.visit_limit(part, limit))
                 if result.unconfirmed and not (self.is_alone or claimant.is_stopped()):
                     self.leave_alone(part, claimant)
-                    part.claimer.release(attempt, claimant)
+                    self.release(attempt, claimant)
                     continue
                 return attempt, result
         return None
@@ -98,7 +98,7 @@ class Claimer:
         request = (attempt.call, 0, 0, FRESH)
         try:
             result = await part.claimer.exchange(
-                part, attempt, request, claimant, limit=limit, has_one_attempt=self.has_one_attempt(claimant)
+                attempt, request, claimant, limit=limit, has_one_attempt=self.has_one_attempt(claimant)
             )
         except BaseException:
             part.claimer.unconfirmed.leave_to_others(claimant)
@@ -250,12 +250,15 @@ class ClaimRound:
         left, deadline = wait_seconds, now + wait_seconds
         self._deadline = deadline if wait_seconds else None
         if self._limit is None and claimant.has_time_limit:
-            self._limit, claimant.wait_ends_at = claimer.limit(deadline), now + max(wait_seconds, PATIENCE_SECONDS)
-        first, woken = claimer.part_of(self._attempt), list["Part"]()
+            self._limit = deadline + claimer.listening_seconds
+            claimant.wait_ends_at = now + max(wait_seconds, PATIENCE_SECONDS)
+        first, woken = self._attempt.part, list["Part"]()
         while not claimant.is_stopped():
             self._slice_us = int((left if left < claimer.slice_seconds else claimer.slice_seconds) * 1_000_000)
             if claimer.is_alone:
-                result = await self._visit_only(first)
+                only = await self._claim_in(first, self._limit, claimant.has_one_attempt)
+                self._answered, self._has_waited = 1, True
+                result = only if only.claims or only.unconfirmed else None
             else:
                 result = await self._visit_all(claimer.order(first, woken), woken)
             woken = []
@@ -280,12 +283,6 @@ class ClaimRound:
             await part.claimer.notify(self._limit)
         return ClaimResult()
 
-    async def _visit_only(self, part: Part) -> ClaimResult | None:
-        """Look at the only part. Returns its messages, None without any."""
-        result = await self._claim_in(part, self._limit, has_one_attempt=self._claimant.has_one_attempt)
-        self._answered, self._has_waited = 1, True
-        return result if result.claims or result.unconfirmed else None
-
     async def _visit_all(self, parts: Iterable[Part], woken: Sequence[Part]) -> ClaimResult | None:
         """Look at one part after the other. Returns the first messages, None without any."""
         claimer, claimant = self._claimer, self._claimant
@@ -296,7 +293,7 @@ class ClaimRound:
                 break
             unused.pop(part, None)
             began = claimer.port.now()
-            result = await self._claim_in(part, claimer.visit_limit(part, self._limit), has_one_attempt=True)
+            result = await self._claim_in(part, claimer.visit_limit(part, self._limit), True)
             if result.unconfirmed and not claimant.is_stopped():
                 claimer.leave_alone(part, claimant)
                 continue
@@ -320,18 +317,18 @@ class ClaimRound:
             raise calls.exhausted(error, "claim", failures, since or claimer.port.now()) from error
         for part in claimer.parts:
             if part.claimer.failures and not claimant.is_stopped():
-                result = await self._claim_in(part, self._limit, has_one_attempt=claimant.has_one_attempt)
+                result = await self._claim_in(part, self._limit, claimant.has_one_attempt)
                 if not result.unconfirmed:
                     part.claimer.has_answered(result)
                 if result.claims or result.unconfirmed:
                     return result
         return None
 
-    async def _claim_in(self, part: Part, limit: float | None, *, has_one_attempt: bool) -> ClaimResult:
+    async def _claim_in(self, part: Part, limit: float | None, has_one_attempt: bool) -> ClaimResult:
         """Claim in one part, until its script has nothing more to do."""
         claimant, attempt = self._claimant, self._attempt
-        if attempt.state is not IDLE or not self._claimer.is_alone:
-            attempt = self._attempt_in(part)
+        if attempt.state is not IDLE or attempt.part is not part:
+            attempt = self._new_attempt(part)
         if not part.calls.is_prepared and not await self._prepare(part, limit):
             return ClaimResult(unconfirmed=True)
         origin = WOKEN if self._has_waited else FRESH
@@ -343,7 +340,7 @@ class ClaimRound:
             request = (attempt.call, self._count, self._slice_us, origin)
             ack = None if self._acks is None else self._acks.part_for(part)
             result = await part.claimer.exchange(
-                part, attempt, request, claimant, ack, self._deadline, limit, has_one_attempt=has_one_attempt
+                attempt, request, claimant, ack, self._deadline, limit, has_one_attempt=has_one_attempt
             )
             if result.unconfirmed:
                 return result
@@ -366,13 +363,12 @@ class ClaimRound:
             part.calls.has_failed(error)
             return False
 
-    def _attempt_in(self, part: Part) -> ClaimAttempt:
-        """An attempt in this part; the consumer knows it before anything is sent."""
-        if self._attempt.state is not IDLE or self._claimer.part_of(self._attempt) is not part:
-            self._claimer.release(self._attempt, self._claimant)
-            self._attempt = part.claimer.attempt()
-            self._claimant.on_attempt(self._attempt)
-        return self._attempt
+    def _new_attempt(self, part: Part) -> ClaimAttempt:
+        """Go on with an attempt in this part; the consumer knows it before anything is sent."""
+        self._claimer.release(self._attempt, self._claimant)
+        self._attempt = attempt = ClaimAttempt(part, part.calls.acquire_slot())
+        self._claimant.on_attempt(attempt)
+        return attempt
 
     async def _pass_on(self, taken_from: Part, unused: Iterable[Part]) -> None:
         """We leave with messages of one part: others may have woken us, or count on us for their next timer."""
@@ -385,16 +381,17 @@ class ClaimRound:
             if claimer.is_resting(part):
                 continue
             # With a count of 0 it takes nothing; it says that we are gone, and wakes another consumer.
-            attempt, limit = part.claimer.attempt(), claimer.visit_limit(part, self._limit)
+            attempt = ClaimAttempt(part, part.calls.acquire_slot())
+            limit = claimer.visit_limit(part, self._limit)
             attempt.call = attempt.slot.next_call()
             attempt.apply("send")
             request = (attempt.call, 0, 0, TIMER_OWNER)
-            result = await part.claimer.exchange(part, attempt, request, claimant, limit=limit, has_one_attempt=True)
+            result = await part.claimer.exchange(attempt, request, claimant, limit=limit, has_one_attempt=True)
             if result.unconfirmed:
                 claimer.leave_alone(part, claimant)
             else:
                 attempt.apply("receive_nothing")
-            part.claimer.release(attempt, claimant)
+            claimer.release(attempt, claimant)
         self._timers.clear()
 
     async def _confirm_acks(self) -> None:

@@ -71,8 +71,10 @@ class Consumer(Claimant):
         """
         queue, claimer = self.queue, self.queue.store.claimer
         began, late, left = queue.port.now(), 0, wait_seconds
-        self.wait_ends_at = began + max(wait_seconds, PATIENCE_SECONDS) if self.has_time_limit else None
-        limit = claimer.limit(began + wait_seconds) if self.has_time_limit else None
+        self.wait_ends_at = limit = None
+        if self.has_time_limit:
+            self.wait_ends_at = began + (wait_seconds if wait_seconds > PATIENCE_SECONDS else PATIENCE_SECONDS)
+            limit = began + wait_seconds + claimer.listening_seconds
         if self.has_one_attempt:
             limit = began + _ONE_ATTEMPT_SECONDS
         try:

@@ -71,13 +71,14 @@ class Delivery:
 
     async def ack(self, claims: Sequence[Claim]) -> None:
         """Acknowledge messages. Raises if Redis did not confirm it."""
-        queue, settler, trouble = self._queue, self._queue.store.settler, None
+        queue, trouble = self._queue, None
         try:
-            if queue.completed is None and len(claims) == 1 and claims[0].is_plain:
-                settled = await settler.ack_plain(claims[0], self.cancellations)
+            is_plain = queue.completed is None and len(claims) == 1 and claims[0].is_plain
+            if is_plain and (part := claims[0].part) is not None:
+                settled = await part.scripts.ack_plain(claims[0], self.cancellations)
             else:
                 reason = None if queue.completed is None else self._completed(claims)
-                settled = await settler.settle(claims, queue.completed, reason, self.cancellations)
+                settled = await queue.store.settler.settle(claims, queue.completed, reason, self.cancellations)
         except Exception as error:
             trouble = error
         if trouble is not None:

@@ -47,22 +47,6 @@ class PartClaimer:
         # Redis answers a BLPOP at the end of its time, and the socket must still be listening then.
         self.slice_seconds = _SLICE_SECONDS if timeout is None else min(_SLICE_SECONDS, 0.8 * timeout)
 
-    def attempt(self) -> ClaimAttempt:
-        """Begin; the reply slot is the attempt's until its messages are handed over or it is released."""
-        return ClaimAttempt(self._calls.acquire_slot())
-
-    def offer(self, attempt: ClaimAttempt) -> None:
-        """The handler is about to get the messages: the slot is free as soon as the attempt is `HANDED_OVER`."""
-        attempt.apply("offer")
-        if attempt.recovered_by is not None:
-            self.unconfirmed.discard(attempt)
-        self._calls.release_slot_when_handed_over(attempt)
-
-    def release(self, attempt: ClaimAttempt, claimant: object) -> None:
-        """The claimant is done with the attempt; what that may have taken is left to the next claim or a drain."""
-        if self.unconfirmed.release(attempt, claimant):
-            self._calls.release_slot(attempt.slot)
-
     def rest(self) -> None:
         """Leave this part alone for a while: it has not answered, and others may."""
         now = self._calls.port.now()
@@ -107,7 +91,6 @@ class PartClaimer:
 
     async def exchange(
         self,
-        part: Part,
         attempt: ClaimAttempt,
         request: Request,
         claimant: Claimant,
@@ -132,12 +115,20 @@ class PartClaimer:
             try:
                 if not calls.has_connected or self._label is not None:
                     await self._get_ready(slot, started, limit)
-                script, is_short, ack_before = self._choose(slot, request, nonce, ack)
-                ends_at = limit if tries or count == 0 or self._is_short_of_time(sent_at, limit) else None
+                claim: Call = (slot.claim, (), request)
+                is_short = count == 1 and request[3] == FRESH and self._uses_short_claim
+                ack_before = ack
+                if is_short:
+                    claim = (slot.take, (), (request[0], nonce))
+                    if ack is not None and (joined := ack.joined_with(slot, request[0], nonce)) is not None:
+                        claim, ack_before = joined, None
+                # Most claims begin so early that the client itself ends in time.
+                is_early = limit is None or sent_at + calls.listening_seconds <= limit
+                ends_at = None if is_early and count and not tries and calls.plan.budget_seconds else limit
                 if ack_before is None and ends_at is None:
-                    reply = await port.call(*script)
+                    reply = await port.call(*claim)
                 else:
-                    reply = await calls.until(ends_at, partial(self._send_both, ack_before, script))
+                    reply = await calls.until(ends_at, partial(self._send_both, ack_before, claim))
                 if not is_short or isinstance(reply, bytes):
                     if ack is not None and ack_before is None:  # both were one script
                         ack.sent(b"1")
@@ -145,7 +136,9 @@ class PartClaimer:
                 # Nothing is there, or this is another case: then the same call goes to the script that knows them all.
                 self._uses_short_claim = False
                 if reply is None and request[2] == 0:  # and it would not wait
-                    self._has_answer()
+                    self.failing_since = None
+                    if calls.away is not None:
+                        calls.has_answered()
                     return ClaimResult()
                 continue
             except StateMissingError:
@@ -158,11 +151,13 @@ class PartClaimer:
                     return ClaimResult(unconfirmed=True)
             if claimant.is_stopped() or (deadline is not None and port.now() >= deadline):
                 request = (request[0], 0, 0, request[3])
-        self._has_answer()
+        self.failing_since = None
+        if calls.away is not None:
+            calls.has_answered()
         self._uses_short_claim = self._uses_short_claim or self._is_fast_path(reply, request)
-        result = read_reply(reply, sent_at, nonce, self._is_leased, part)
+        result = read_reply(reply, sent_at, nonce, self._is_leased, attempt.part)
         if not result.claims or result.dead or result.trim_error is not None or result.has_tick:
-            await self._report(result, request, claimant, limit, part)
+            await self._report(result, request, claimant, limit, attempt.part)
         return result
 
     async def _report(
@@ -185,28 +180,11 @@ class PartClaimer:
         if self._label is not None:
             await self._write_name(self._label, slot, limit)
 
-    def _is_short_of_time(self, now: float, limit: float | None) -> bool:
-        """Whether an attempt needs an end: most claims begin so early that the client itself ends in time."""
-        calls = self._calls
-        return calls.plan.budget_seconds == 0 or (limit is not None and now + calls.listening_seconds > limit)
-
     def _is_fast_path(self, reply: Any, request: Request) -> bool:
         """Whether take.lua can do the next claim. Not for a consumer that was woken: it usually takes the only one."""
         if not self._can_use_short_claim or request[1] != 1 or request[3] != FRESH:
             return False
         return isinstance(reply, bytes) and reply[0] == PLAIN_FLAGS
-
-    def _choose(
-        self, slot: ReplySlot, request: Request, nonce: bytes, ack: PiggybackedAck | None
-    ) -> tuple[Call, bool, PiggybackedAck | None]:
-        """Return the script for a request, whether it is a short one, and the ack that must be sent before it."""
-        call, count, _, origin = request
-        if count != 1 or origin != FRESH or not self._uses_short_claim:
-            return (slot.claim, (), request), False, ack
-        joined = None if ack is None else ack.joined_with(slot, call, nonce)
-        if joined is not None:
-            return joined, True, None
-        return (slot.take, (), (call, nonce)), True, ack
 
     async def _send_both(self, ack: PiggybackedAck | None, claim: Call) -> Any:
         """Send a claim, in one round trip with the ack before it."""
@@ -217,11 +195,6 @@ class PartClaimer:
         if isinstance(reply, Exception):
             raise reply
         return reply
-
-    def _has_answer(self) -> None:
-        self.failing_since = None
-        if self._calls.away is not None:
-            self._calls.has_answered()
 
     async def _write_state(self, limit: float | None, has_one_attempt: bool) -> bool:
         """Write the state that a claim did not find; False if Redis does not answer, and there is one attempt."""

@@ -83,11 +83,7 @@ class PiggybackedAck:
     plain: tuple[bytes, bytes] | None = None  # its number and token, if it is on the fast path
     settled: Settled | None = None  # what Redis answered
     failed: Exception | None = None  # why there is no answer
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether there is an answer or an error."""
-        return self.settled is not None or self.failed is not None
+    is_answered: bool = False  # whether there is an answer or an error
 
     @property
     def was_seen(self) -> bool:
@@ -114,6 +110,7 @@ class PiggybackedAck:
             self.failed = reply
         else:
             self.settled = _read(reply, len(self.claims))
+        self.is_answered = True
 
     async def send_alone(self, cancellations: Cancellations) -> Settled:
         """Send it alone, unless it was answered together with a claim. Cancellations are noted and do not stop it."""
@@ -150,12 +147,13 @@ class Acks:
 
         On one server it may also be another one's. On a cluster the claim must not wait for another node.
         """
-        if len(self.parts) == 1 and self.parts[0].part is part:  # the fast path
-            (ack,) = self.parts
-            return None if ack.is_answered else ack
-        left = [ack for ack in self.parts if not ack.is_answered]
-        own = (ack for ack in left if ack.part is part)
-        return next(own, left[0] if left and self.shares_server else None)
+        left = None
+        for ack in self.parts:
+            if not ack.is_answered:
+                if ack.calls is part.calls:
+                    return ack
+                left = left or ack
+        return left if left is not None and self.shares_server else None
 
     async def confirmed(self) -> None:
         """Pass the answers to the consumer that made it, once."""

@@ -79,7 +79,7 @@ class CustomGatewayClaim(Claim):
         return self.stored
 
 
-_NO_SLOT: Any = None  # an attempt has no reply slot here: it stays idle, and nothing can be recovered later
+_NOWHERE: Any = None  # an attempt has no part or reply slot here: it stays idle, and nothing can be recovered later
 
 
 class CustomGatewaySender:
@@ -90,10 +90,7 @@ class CustomGatewaySender:
         self._runtime = runtime
         self.keys = keys
         self._capabilities = capabilities
-
-    @property
-    def direct(self) -> None:
-        return None
+        self.direct = None
 
     async def send(
         self,
@@ -132,21 +129,19 @@ class CustomGatewayClaimer:
         self._keys = keys
         self._leased = leased
         self.unconfirmed: Sequence[ClaimAttempt] = ()  # the gateway itself recovers claims whose reply was lost
+        self.listening_seconds = 0.0
 
     def is_silent(self) -> bool:
         return False
 
     def attempt(self) -> ClaimAttempt:
-        return ClaimAttempt(_NO_SLOT)
+        return ClaimAttempt(_NOWHERE, _NOWHERE)
 
     def offer(self, attempt: ClaimAttempt) -> None:
         return
 
     def release(self, attempt: ClaimAttempt, claimant: object) -> None:
         return
-
-    def limit(self, deadline: float) -> float:
-        return deadline
 
     def leave_to_others(self, claimant: object) -> None:
         return
@@ -239,9 +234,6 @@ class CustomGatewaySettler:
         renew = partial(self._gateway.renew_message_lease, is_interrupted=_DeliveryEnd(is_over))
         answer = await self._runtime.call_user(renew, self._keys.processing, claim.stored, claim.lease_token)
         return [_true_or_false(answer, self._gateway, "renew_message_lease")]
-
-    async def ack_plain(self, claim: Claim, cancellations: Cancellations) -> Settled:
-        return await self.settle([claim], None, cancellations=cancellations)
 
     def attach(
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None

@@ -106,7 +106,7 @@ class Operations:
     async def _recover(self, store: RedisStore) -> Claim | None:
         """Return a message that an earlier call claimed and whose reply was lost."""
         claimer, claimant = store.claimer, Claimant(store.keys.prefix)
-        limit = claimer.limit(self._port.now() + self._options.message_wait_interval_seconds)
+        limit = self._port.now() + self._options.message_wait_interval_seconds + claimer.listening_seconds
         while claimer.unconfirmed:
             recovered = await claimer.recover(claimant, limit=limit)
             if recovered is None:
