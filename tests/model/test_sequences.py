@@ -421,7 +421,8 @@ class Sequences(RuleBasedStateMachine):
         claimed = [one for key, one in sorted(self.latest.items()) if key in held]
         of_all = st.sampled_from(claimed * 4 + self.history[-12:])
         chosen = choice.draw(st.lists(of_all, min_size=1, max_size=most, unique_by=lambda one: one.id))
-        return [replace(one, nonce=one.nonce[:-1] + bytes([(one.nonce[-1] + beside) % 256])) for one in chosen]
+        # No call has the number 0: with that, a message waits for its retry that nobody holds.
+        return [replace(one, nonce=one.nonce[:-1] + bytes([(one.nonce[-1] + beside) % 256 or 255])) for one in chosen]
 
 
 class Draft(NamedTuple):
