@@ -116,10 +116,12 @@ class QueueProtocol:
 
     def message_block(self) -> MessageBlock:
         """A block for one message, which is not yet claimed."""
+        self.options.check_renewal(self.options.heartbeat_interval_seconds)
         return MessageBlock(self)
 
     def batch_block(self, max_messages: int, wait_seconds: float | None) -> BatchBlock:
         """A block for several messages, which are not yet claimed."""
+        self.options.check_renewal(self.options.heartbeat_interval_seconds)
         return BatchBlock(self, max_messages, wait_seconds)
 
     @staticmethod

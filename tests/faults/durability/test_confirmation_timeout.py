@@ -18,7 +18,7 @@ pytestmark = pytest.mark.topic("Durability")
 
 def test_a_confirmation_may_take_longer_than_the_client_listens_for_an_answer(family, shell, proxy):
     """It is asked for again and again, each time for less than that."""
-    queue = shell.queue(shell.client(socket_timeout=0.25), gateway=PATIENT)
+    queue = shell.queue(shell.client(socket_timeout=1.0), gateway=PATIENT)
     with family.stopped():
         publishing = start(publish, shell, queue)
         until(lambda: proxy.seen["WAIT"] >= 3)
