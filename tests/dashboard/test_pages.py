@@ -163,6 +163,17 @@ def test_messages_can_be_searched_by_text_id_and_condition(browser, client):
     assert found(q="nowhere to be found") == []
 
 
+def test_a_search_says_whether_it_has_seen_everything(browser, client):
+    open_queue(client, "invoices").publish_many([f"invoice {number}" for number in range(60)])
+
+    def words(text: str) -> str:
+        asked = {"name": "invoices", "source": "pending", "q": text, "limit": "5"}
+        return Page(browser.get("/messages", params=asked)).words
+
+    assert "Searched the first 50." in words("invoice")  # the first step has found enough
+    assert "Searched all 60." in words("nowhere to be found")
+
+
 def test_a_condition_that_cannot_be_read_is_explained(browser):
     for where in ("tenant ==", "__import__('os')", "1 +", "x" * 20_000, "\0"):
         response = browser.get("/messages", params={"name": "payments", "source": "failed", "where": where})

@@ -256,7 +256,7 @@ MUTANTS = (
         f"{SRC}/dashboard/search.py",
         "is_all = len(seen) < depth",
         "is_all = len(seen) <= depth",
-        ("tests/dashboard/test_cost.py",),
+        ("tests/dashboard/test_pages.py", "tests/dashboard/test_cost.py"),
     ),
     # -- Lua
     Mutant(
