@@ -235,14 +235,16 @@ def _adapters() -> Iterator[str]:
 
 
 def _differences() -> str:
-    here, there = (_public(module.RedisMessageQueue) for module in (redis_message_queue, redis_message_queue.asyncio))
+    here, there = (
+        _public(_offered(module.RedisMessageQueue)) for module in (redis_message_queue, redis_message_queue.asyncio)
+    )
     awaited = [code(name) for name, member in there.items() if inspect.iscoroutinefunction(member)]
     instead = "".join(f"{code(new)} replaces {code(old)}, and " for old, new in zip(*_only(here, there), strict=True))
     return f"{instead}you await {', '.join(awaited)}"
 
 
-def _public(owner: type) -> dict[str, Any]:
-    return {name: member for name, member in vars(owner).items() if not name.startswith("_")}
+def _public(members: dict[str, Any]) -> dict[str, Any]:
+    return {name: member for name, member in members.items() if not name.startswith("_")}
 
 
 def _only(here: dict[str, Any], there: dict[str, Any]) -> tuple[list[str], list[str]]:

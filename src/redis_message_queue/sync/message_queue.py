@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from types import TracebackType
 from typing import Any, cast
 
@@ -20,21 +19,18 @@ from redis_message_queue.protocol.consume.message_block import MessageBlock, cur
 from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.loop.run_options import Middleware, RunOptions, RunSummary
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.protocol.publish.message_builder import publish_overrides
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.redis_py.client_gateway import open_queue
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.sync.abstract import AbstractRedisGateway
 from redis_message_queue.sync.awaitable import refuse_awaitable
 from redis_message_queue.sync.batch import ProcessMessages
+from redis_message_queue.sync.blocking import BlockingOperatorMethods, BlockingPublishMethods
 from redis_message_queue.sync.message import ReceivedMessage
-from redis_message_queue.sync.operator_methods import OperatorMethods
 from redis_message_queue.sync.redis_gateway import RedisGateway
 from redis_message_queue.sync.run_loop import Loop, wrapped
 from redis_message_queue.sync.tenant import Tenant
 from redis_message_queue.values import checks
-from redis_message_queue.values.errors import PublishNotConfirmedError
-from redis_message_queue.values.messages import Receipt
 from redis_message_queue.version import __version__
 
 
@@ -46,7 +42,7 @@ class QueueArguments(options.QueueArguments):
     gateway: AbstractRedisGateway | None = None
 
 
-class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
+class RedisMessageQueue(BlockingOperatorMethods[M], QueueContract, BlockingPublishMethods[M], ProcessBound):
     """A queue of messages in Redis: publish at one end, process at the other.
 
     Give it a redis-py ``client``, or a ``gateway`` that has one. Everything else is optional. Leases are on by
@@ -77,114 +73,6 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, ProcessBound):
         part = object.__new__(RedisMessageQueue)
         part._protocol = self._protocol.partition(number)
         return part
-
-    def publish(
-        self,
-        message: M,
-        *,
-        tenant: str | None = None,
-        delay_seconds: float | None = None,
-        at: datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        deduplication_key: str | None = None,
-        ttl_seconds: float | None = None,
-        partition_key: str | None = None,
-        repeat_of: PublishNotConfirmedError | None = None,
-        timeout_seconds: float | None = None,
-    ) -> bool:
-        overrides = publish_overrides(
-            self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
-        )
-        return finish(
-            self._protocol.publisher.publish(
-                message,
-                tenant=tenant,
-                delay_seconds=delay_seconds,
-                at=at,
-                repeat_of=repeat_of,
-                overrides=overrides,
-            )
-        )
-
-    def publish_many(
-        self,
-        messages: Iterable[M],
-        *,
-        tenant: str | None = None,
-        delay_seconds: float | None = None,
-        at: datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        ttl_seconds: float | None = None,
-        partition_key: str | None = None,
-        repeat_of: PublishNotConfirmedError | None = None,
-        timeout_seconds: float | None = None,
-    ) -> list[bool]:
-        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
-        publisher = self._protocol.publisher
-        return finish(
-            publisher.publish_many(
-                messages,
-                tenant=tenant,
-                delay_seconds=delay_seconds,
-                at=at,
-                repeat_of=repeat_of,
-                overrides=overrides,
-            )
-        )
-
-    def submit(
-        self,
-        message: M,
-        *,
-        tenant: str | None = None,
-        delay_seconds: float | None = None,
-        at: datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        deduplication_key: str | None = None,
-        ttl_seconds: float | None = None,
-        partition_key: str | None = None,
-        repeat_of: PublishNotConfirmedError | None = None,
-        timeout_seconds: float | None = None,
-    ) -> Receipt:
-        overrides = publish_overrides(
-            self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
-        )
-        (receipt,) = finish(
-            self._protocol.publisher.submit_many(
-                [message],
-                tenant=tenant,
-                delay_seconds=delay_seconds,
-                at=at,
-                repeat_of=repeat_of,
-                overrides=overrides,
-            )
-        )
-        return receipt
-
-    def submit_many(
-        self,
-        messages: Iterable[M],
-        *,
-        tenant: str | None = None,
-        delay_seconds: float | None = None,
-        at: datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        ttl_seconds: float | None = None,
-        partition_key: str | None = None,
-        repeat_of: PublishNotConfirmedError | None = None,
-        timeout_seconds: float | None = None,
-    ) -> list[Receipt]:
-        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
-        return finish(
-            self._protocol.publisher.submit_many(
-                messages,
-                tenant=tenant,
-                delay_seconds=delay_seconds,
-                at=at,
-                repeat_of=repeat_of,
-                overrides=overrides,
-            )
-        )
 
     def process_message(self) -> ProcessMessage:
         return ProcessMessage(self._protocol)
