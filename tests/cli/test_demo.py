@@ -278,6 +278,17 @@ def test_the_exit_status_tells_that_the_balance_does_not_hold(as_json, shown, mo
     assert shown in capsys.readouterr().out
 
 
+def test_what_the_report_needs_can_be_installed_after_the_balance_is_shown(monkeypatch, tmp_path, server_setting):
+    """`make demo` shows the queue at work before it installs Spark."""
+    installed = tmp_path / "installed"
+    found: list[bool] = []
+    monkeypatch.setenv(SETTING, server_setting)
+    monkeypatch.setattr(scenario, "run", lambda *_: HOLDS)
+    monkeypatch.setattr("redis_message_queue.cli.demo.demo.make_report", lambda *_: found.append(installed.exists()))
+    assert main(["demo", "--before-report", f"touch '{installed}'", "-o", str(tmp_path)]) == ExitStatus.OK
+    assert found == [True]
+
+
 def test_a_consumer_that_fails_by_itself_ends_the_demo(monkeypatch, capfd, tmp_path, server_setting):
     """Restarted again and again it would hide what is wrong."""
     broken = tmp_path / "python"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import shlex
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +32,9 @@ def demo(
         typer.Option(
             "--output", "-o", metavar="DIR", help="Where to write the report.", show_default="a temporary directory"
         ),
+    ] = None,
+    before_report: Annotated[
+        str | None, typer.Option(metavar="COMMAND", hidden=True, help="A command that installs Spark for the report.")
     ] = None,
 ) -> ExitStatus:
     """Watch a queue survive duplicates, a killed consumer and a poison message, on a server of its own.
@@ -71,6 +77,9 @@ def demo(
         else:
             show(("The balance holds: nothing was lost and nothing was done twice.", "bold green"))
         directory = (into or Path(tempfile.mkdtemp(prefix="rmq-demo-"))).absolute() if report else None
+        if directory is not None and before_report is not None:
+            subprocess.run(shlex.split(before_report), check=False)  # without Spark, make_report says what is missing
+            importlib.invalidate_caches()  # of directories that had no pyspark a minute ago
         made = None if directory is None else make_report(server.url, directory, say)
     if made is not None:
         if made.verdict == "balanced":
