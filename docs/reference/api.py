@@ -13,7 +13,7 @@ import redis_message_queue
 import redis_message_queue.asyncio
 from docs.reference.errors import error_classes
 from docs.reference.markdown import check_complete, code, doc, doc_with_sections, page, prose, sentence, table
-from redis_message_queue import embedded, payloads, testing
+from redis_message_queue import embedded, payloads, tasks, testing
 from redis_message_queue.metrics import opentelemetry, prometheus
 
 
@@ -80,6 +80,8 @@ NOT_CALLED = (
     "AbstractRedisGateway",
     "ReceivedMessage",
     "HandlerOutcome",
+    "Task",
+    "AsyncTask",
     "BaseGracefulInterruptHandler",
     "ServerBinary",
     "Loss",
@@ -207,6 +209,9 @@ def api_page() -> str:
         "## redis_message_queue.payloads",
         prose("Codecs for typed messages: see [How to publish and receive objects](../how-to/typed-messages.md)."),
         *(_entry(name, getattr(payloads, name)) for name in payloads.__all__),
+        "## redis_message_queue.tasks",
+        prose("Functions that you publish: see [Call functions later](../how-to/recipes/tasks.md)."),
+        *(_entry(name, getattr(tasks, name)) for name in tasks.__all__),
         "## redis_message_queue.embedded",
         prose(
             "A real server for development and tests: see "

@@ -31,6 +31,7 @@ TOPICS = (
     "Waiting for messages",
     "Batches",
     "The consumer loop",
+    "Tasks",
     "Hand-off",
     "Leases",
     "Heartbeats",

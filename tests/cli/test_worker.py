@@ -187,6 +187,12 @@ def test_the_url_does_not_stand_on_a_command_line(run_worker, queue, tmp_path, c
         (["handlers:note_later", "--queue", "queues:queue"], "is async and queues:queue is a sync queue"),
         (["handlers:note", "--queue", "handlers:note"], "cannot be called without arguments"),
         (["handlers:note", "--queue", "queues:url"], "it must be a RedisMessageQueue"),
+        (["handlers:note"], "pass a QUEUE or --queue: handlers:note is no Tasks object"),
+        (["queues:tasks", "--batch-size", "2"], "queues:tasks takes one message at a time"),
+        (
+            ["orders=handlers:note", "mails=handlers:note_later"],
+            "handlers:note_later is async and other handlers are not",
+        ),
     ],
 )
 def test_a_mistake_that_a_process_finds_ends_all_of_them_with_one_line(run_worker, arguments, said):
@@ -200,11 +206,15 @@ def test_a_mistake_that_a_process_finds_ends_all_of_them_with_one_line(run_worke
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
-        (["handlers:note"], ExitStatus.USAGE),
         (["handlers:note", "orders", "--queue", "queues:queue"], ExitStatus.USAGE),
         (["handlers:note", "--queue", "queues:queue", "--max-attempts", "3"], ExitStatus.USAGE),
         (["handlers:note", "orders", "--heartbeat-interval-seconds", "900"], ExitStatus.USAGE),
-        (["handlers:note", "orders", "--url", "redis://localhost:1"], ExitStatus.SERVER),
+        (["handlers:note", "orders", "--url", "redis://localhost:1", "--no-wait"], ExitStatus.SERVER),
+        (["handlers:note", "orders=handlers:note"], ExitStatus.USAGE),
+        (["orders=handlers:note", "mails"], ExitStatus.USAGE),
+        (["orders=handlers:note=0"], ExitStatus.USAGE),
+        (["orders=handlers:note", "orders=handlers:slow"], ExitStatus.USAGE),
+        (["orders=handlers:note", "--queue", "queues:queue"], ExitStatus.USAGE),
         (["handlers:note", "orders", "mails=0"], ExitStatus.USAGE),
         (["handlers:note", "orders", "mails=1001"], ExitStatus.USAGE),
         (["handlers:note", "orders", "orders=2"], ExitStatus.USAGE),

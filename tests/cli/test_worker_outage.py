@@ -85,3 +85,43 @@ def test_a_worker_that_has_to_stop_now_leaves_its_message_to_the_lease(worker, q
     finish(process)
     assert process.returncode == ExitStatus.OK
     assert queue.stats().processing == 0
+
+
+@pytest.mark.promise("`rmq worker` waits for a server that cannot be reached at its start, with a log line each time.")
+@pytest.mark.parametrize("arguments", [["handlers:note", "orders"], ["handlers:note", "--queue", "queues:queue"]])
+def test_a_worker_waits_for_its_server_at_its_start(worker, queue, clean_server, tmp_path, arguments):
+    """Until it is there; `--no-wait` ends at once."""
+    queue.publish("a")
+    clean_server.kill()
+    ended = worker(*arguments, "--no-wait")
+    assert finish(ended)[1].count("\n") == 1
+    assert ended.returncode == ExitStatus.SERVER
+    process = worker(*arguments)
+    read_until(process, "trying again in 1 s" if "orders" in arguments else "restarting it in 0.5 s")
+    clean_server.restart()
+    assert until(lambda: handled(tmp_path) == ["a"])
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert process.returncode == ExitStatus.OK
+
+
+def test_a_signal_ends_the_wait_for_a_server(worker, clean_server):
+    """Nothing was done, and nothing is left to do."""
+    clean_server.kill()
+    process = worker("handlers:note", "orders")
+    read_until(process, "trying again in 1 s")
+    process.send_signal(signal.SIGTERM)
+    assert finish(process) == ("", "")
+    assert process.returncode == ExitStatus.OK
+
+
+@pytest.mark.promise("`rmq worker` ends at once if the server refuses its password.")
+@pytest.mark.parametrize("arguments", [["handlers:note", "orders"], ["handlers:note", "--queue", "queues:queue"]])
+def test_a_wrong_password_ends_a_worker_at_its_start(worker, clean_server, arguments):
+    """No further attempt can succeed."""
+    with clean_server.client() as client:
+        client.config_set("requirepass", "swordfish")
+    process = worker(*arguments)
+    _, err = finish(process)
+    assert (process.returncode, err.count("\n")) == (ExitStatus.SERVER, 1), err
+    assert "password" in err

@@ -35,6 +35,37 @@ def test_queues_are_served_by_weight(run_worker, queue, mails, tmp_path, handler
     assert {name: one["handled"] for name, one in totals["queues"].items()} == {"orders": 40, "mails": 40}
 
 
+@pytest.mark.promise("`rmq worker q1=module:a q2=module:b=3` serves each queue with its own handler, by weight.")
+@pytest.mark.parametrize("kind", ["", "_later"])
+def test_each_queue_may_have_its_own_handler(run_worker, queue, mails, tmp_path, kind):
+    """Plain or async."""
+    queue.publish_many(map(str, range(12)))
+    mails.publish_many(["m"] * 12)
+    arguments = [f"orders=handlers:note{kind}", f"mails=handlers:note_queue{kind}=3", "--until-empty", "--json"]
+    ended = run_worker(*arguments)
+    assert (ended.status, ended.err) == (ExitStatus.OK, "")
+    order = handled(tmp_path)
+    assert Counter(order) == Counter([*map(str, range(12)), *["mails"] * 12])
+    first = [line.split()[0] for line in (tmp_path / "handled").read_text().splitlines()][:12]
+    assert abs(first.count("mails") - 9) <= 2
+    assert {name: one["handled"] for name, one in json.loads(ended.out)["queues"].items()} == {
+        "orders": 12,
+        "mails": 12,
+    }
+
+
+@pytest.mark.promise("`rmq worker module:tasks` runs the tasks of a `Tasks` object on the queue of that object.")
+@pytest.mark.parametrize("tasks", ["queues:tasks", "queues:later"])
+def test_tasks_are_run_on_their_own_queue(run_worker, queue, tmp_path, tasks):
+    """Those that it does not know become dead letters."""
+    for name in ("note", "gone"):
+        queue.publish({"task": name, "args": ["a"], "kwargs": {}})
+    ended = run_worker(tasks, "--until-empty", "--json")
+    assert ended.status == ExitStatus.FAILED, ended.err
+    assert handled(tmp_path) == ["a"]
+    assert queue.records("dead_letters")[0].reason.startswith("unknown task 'gone'")
+
+
 def test_a_table_has_each_queue_and_the_sum(run_worker, queue, mails):
     """One row each."""
     queue.publish_many(["a", "b"])
@@ -72,3 +103,7 @@ def test_the_banner_says_what_runs(worker, queue, tmp_path):
     process.send_signal(signal.SIGTERM)
     finish(process)
     assert process.returncode == ExitStatus.OK
+    process = worker("orders=handlers:note=2", "mails=handlers:slow")
+    assert "serving orders=handlers:note=2, mails=handlers:slow at redis://" in said(process, "rmq worker")
+    process.send_signal(signal.SIGTERM)
+    finish(process)

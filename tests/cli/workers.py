@@ -94,9 +94,21 @@ import redis_message_queue, redis_message_queue.asyncio
 url = os.environ["REDIS_URL"]
 queue = redis_message_queue.RedisMessageQueue("orders", client=redis.Redis.from_url(url, decode_responses=True))
 
+from redis_message_queue.tasks import AsyncTasks, Tasks
+
+tasks = Tasks(queue)
+
+@tasks.task
+def note(payload):
+    with open("handled", "a") as file:
+        file.write(f"{payload} {os.getpid()}\\n")
+
 def awaited():
     client = redis.asyncio.Redis.from_url(url, decode_responses=True)
     return redis_message_queue.asyncio.RedisMessageQueue("orders", client=client)
+
+later = AsyncTasks(awaited())
+later.task(note.function)
 """
 
 

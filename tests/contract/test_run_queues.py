@@ -20,7 +20,7 @@ SHARES = (
 )
 
 
-def run_queues(shell: Shell, queues: dict[Any, int], handler: Any, **options: Any) -> Any:
+def run_queues(shell: Shell, queues: dict[Any, Any], handler: Any, **options: Any) -> Any:
     """In both shells something to await; the sync loop runs in a thread beside the test."""
     weights = {one.queue: weight for one, weight in queues.items()}
     if shell.name == "asyncio":
@@ -167,9 +167,53 @@ async def test_wrong_arguments_are_refused(shell: Shell) -> None:
         ({queue.queue: 0}, "a weight in queues must be 1 or more"),
         ({queue.queue: 1_001}, "a weight in queues must be at most 1,000"),
         ({queue.queue: True}, "a weight in queues must be an int"),
+        ({queue.queue: print}, "pass either weights and one handler"),
+        ({queue.queue: (print, 2)}, "pass either weights and one handler"),
     ]:
-        with pytest.raises((ConfigurationError, ConfigurationTypeError), match=said):
-            given = shell.module.run_queues(queues, lambda message: None)
-            if shell.name == "asyncio":
-                await given
+        await refused(shell, said, queues, lambda message: None)
+
+    async def later(message: Any) -> None: ...
+
+    other = shell.queue("b").queue
+    for mapping, said in [
+        ({queue.queue: 1}, "pass either weights and one handler"),
+        ({queue.queue: print, other: 3}, "pass either weights and one handler"),
+        ({queue.queue: (print, 0)}, "a weight in queues must be 1 or more"),
+        ({queue.queue: ("print", 1)}, "handler must be callable"),
+        ({queue.queue: (print, 1, 2)}, "pass either weights and one handler"),
+        ({queue.queue: print, other: later}, "some handlers in queues are async functions and others are not"),
+    ]:
+        await refused(shell, said, mapping)
     assert shell.pending(queue) == 1
+
+
+async def refused(shell: Shell, said: str, *arguments: Any) -> None:
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=said):
+        running = shell.module.run_queues(*arguments)
+        if shell.name == "asyncio":
+            await running
+
+
+@pytest.mark.promise("`run_queues({orders: charge, mails: (send, 3)})` calls the handler of each queue, by weight.")
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2, "concurrency": 3}])
+async def test_each_queue_may_have_a_handler_of_its_own(shell: Shell, options: dict[str, Any]) -> None:
+    """With one queue and with several, with parts of one and of three, and inside of middleware."""
+    orders = await filled(shell, "o", 12, partitions=3)
+    mails, alone = await filled(shell, "m", 12), await filled(shell, "a", 2)
+    calls: list[tuple[str, str]] = []
+
+    def noting(name: str) -> Any:
+        async def handle(message: Any) -> None:
+            calls.extend((name, one.queue) for one in (message if isinstance(message, list) else [message]))
+
+        return shell.handler(handle)
+
+    served = {orders: noting("charge"), mails: (noting("send"), 3)}
+    summaries = await run_queues(shell, served, None, until_empty=True, **options)
+    assert [one.handled for one in summaries] == [12, 12]
+    assert Counter(calls) == {("charge", "o"): 12, ("send", "m"): 12}
+    if not options:
+        assert abs(Counter(calls[:12])["send", "m"] - 9) <= 2, calls
+    calls.clear()
+    await run_queues(shell, {alone: noting("pack")}, None, until_empty=True)
+    assert calls == [("pack", "a")] * 2

@@ -1,4 +1,4 @@
-"""Runs one handler on several queues in one event loop, with as many messages of each as its weight says."""
+"""Serves several queues in one event loop, with as many messages of each as its weight says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from redis_message_queue.asyncio.run_loop import Loop, wrapped
 from redis_message_queue.process.loop_signals import stopped_by_signals
 from redis_message_queue.protocol.loop.prefetcher import Prefetcher, WorkItem
 from redis_message_queue.protocol.loop.run_options import Middleware, RunOptions, RunSummary
-from redis_message_queue.protocol.loop.turns import PATIENCE_SECONDS, Member, Rounds, WeightedTurns, checked_weights
+from redis_message_queue.protocol.loop.turns import (
+    PATIENCE_SECONDS,
+    Member,
+    Rounds,
+    Share,
+    WeightedTurns,
+    checked_shares,
+)
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.values.checks import suggests_options
 from redis_message_queue.values.errors import RetryBudgetExhaustedError
@@ -23,8 +30,8 @@ _LOOK_SECONDS = 0.1  # how often a worker that waits for a place looks whether i
 
 @suggests_options
 async def run_queues(
-    queues: Mapping[RedisMessageQueue, int],
-    handler: Callable[[Any], Any],
+    queues: Mapping[RedisMessageQueue, Any],
+    handler: Callable[[Any], Any] | None = None,
     *,
     concurrency: int = 1,
     prefetch: int = 1,
@@ -36,7 +43,10 @@ async def run_queues(
     renew_leases: bool = True,
     signals: bool = True,
 ) -> list[RunSummary]:
-    """Call ``handler`` with messages of several queues, until you stop it as you stop `RedisMessageQueue.run`.
+    """Call handlers with messages of several queues, until you stop it as you stop `RedisMessageQueue.run`.
+
+    Pass one handler for all queues, as in ``run_queues({urgent: 3, bulk: 1}, handle)``, or a handler for each, as in
+    ``run_queues({orders: charge, mails: (send, 3)})``.
 
     As long as several queues have messages, each gets handlers in proportion to its weight. A queue without messages
     leaves its share to the others. A message is claimed when its handler can start, or up to ``prefetch`` ahead. The
@@ -44,8 +54,9 @@ async def run_queues(
     does not stop the others: it is logged and tried again, and ends the loop when no other queue is served.
 
     Args:
-        queues: Each queue and its weight, a whole number from 1 to 1,000. ``message.queue`` tells a handler the name.
-        handler: As in `RedisMessageQueue.run`.
+        queues: Each queue and its weight, a whole number from 1 to 1,000; or its handler, whose weight is 1; or a tuple
+            of its handler and its weight. ``message.queue`` tells a handler the name.
+        handler: As in `RedisMessageQueue.run`; left out if ``queues`` has a handler for each.
         concurrency: How many handlers run at the same time, of all queues together.
         prefetch: How many messages of one queue to claim in one round trip.
         batch_size: Call the handler with a list of up to this many messages, all of one queue.
@@ -63,9 +74,9 @@ async def run_queues(
         ConfigurationError: An argument cannot be used.
         RetryBudgetExhaustedError: Redis could not be reached in time, for any of the queues that are left.
     """
-    weights = checked_weights(queues, RedisMessageQueue)
-    options = RunOptions(
-        handler=wrapped(handler, middleware),
+    shares = checked_shares(queues, handler, RedisMessageQueue)
+    run = QueuesRun(
+        {queue: Share(wrapped(share.handler, middleware), share.weight) for queue, share in shares.items()},
         concurrency=concurrency,
         prefetch=prefetch,
         batch_size=batch_size,
@@ -75,8 +86,7 @@ async def run_queues(
         renew_leases=renew_leases,
         signals=signals,
     )
-    run = QueuesRun(weights, options)
-    has_interrupt = any(queue._protocol.options.interrupt is not None for queue in weights)
+    has_interrupt = any(queue._protocol.options.interrupt is not None for queue in shares)
     with stopped_by_signals(run.stop, wanted=signals and not has_interrupt):
         return await run.run()
 
@@ -84,16 +94,19 @@ async def run_queues(
 class QueuesRun:
     """The loops of several queues, and what they have done so far; one queue needs no places."""
 
-    def __init__(self, weights: Mapping[RedisMessageQueue, int], options: RunOptions[Any]) -> None:
-        self._weights, self._options = weights, options
-        self._rounds = Rounds(len(weights))
+    def __init__(self, shares: Mapping[RedisMessageQueue, Share], **options: Any) -> None:
+        self._shares = [
+            (queue._protocol, RunOptions(handler=share.handler, **options), share.weight)
+            for queue, share in shares.items()
+        ]
+        self._options = self._shares[0][1]
+        self._rounds = Rounds(len(shares))
         self.summaries, self.stop = self._rounds.summaries, self._rounds.stop
 
     async def run(self) -> list[RunSummary]:
         """Run until all queues are stopped, or empty if that is wanted."""
-        if len(self._weights) == 1:
-            (queue,) = self._weights
-            loop = Loop(queue._protocol, self._options)
+        if len(self._shares) == 1:
+            loop = Loop(*self._shares[0][:2])
             self._rounds.begin([loop])
             await loop.run()
             self._rounds.end()
@@ -104,7 +117,7 @@ class QueuesRun:
 
     async def _run_once(self) -> bool:
         places = _Places(self._options.concurrency)
-        loops = [SharedLoop(one._protocol, self._options, places, weight) for one, weight in self._weights.items()]
+        loops = [SharedLoop(protocol, options, places, weight) for protocol, options, weight in self._shares]
         self._rounds.begin(loops)
         await _run_beside_each_other(loops)
         return self._rounds.end()

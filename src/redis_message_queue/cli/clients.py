@@ -99,7 +99,13 @@ def _as_unusable(url: str) -> Iterator[None]:
     try:
         yield
     except (RedisError, RedisClusterException, OSError) as error:
-        raise ServerUnusableError(f"cannot use {without_password(url)}: {_explained(url, error)}") from error
+        advice = _advice(url, error)
+        text = (
+            advice or f"{str(error).rstrip('.') or type(error).__name__}; choose another server with --url or REDIS_URL"
+        )
+        raise ServerUnusableError(
+            f"cannot use {without_password(url)}: {text}", is_final=advice is not None or is_final(error)
+        ) from error
     except (ValueError, TypeError) as error:
         # Not its text: that may quote the URL, password included.
         raise ConfigurationError(
@@ -107,16 +113,24 @@ def _as_unusable(url: str) -> Iterator[None]:
         ) from error
 
 
-def _explained(url: str, error: Exception) -> str:
-    """Return what is wrong with a connection, and what to do about it."""
-    said = str(error).rstrip(".") or type(error).__name__
+def is_final(error: BaseException | None) -> bool:
+    """Return whether the server refuses the password, or its certificate is refused: another attempt cannot help."""
+    while error is not None:
+        if isinstance(error, AuthenticationError | ssl.SSLCertVerificationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _advice(url: str, error: Exception) -> str | None:
+    """Return what to do about a wrong password or scheme; None if it is neither."""
     if isinstance(error, AuthenticationError):
         if urlsplit(url).password is None:
             return "the server wants a password; write it into the URL: redis://[user]:password@host:port/0"
         return "the server does not accept this user and password; check them in --url or REDIS_URL"
-    if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError) and (advice := _other_scheme(url)):
-        return advice
-    return f"{said}; choose another server with --url or REDIS_URL"
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
+        return _other_scheme(url)
+    return None
 
 
 def _other_scheme(url: str) -> str | None:

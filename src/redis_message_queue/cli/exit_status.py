@@ -46,7 +46,11 @@ class CommandFailedError(RedisMessageQueueError):
 
 
 class ServerUnusableError(RedisMessageQueueError):
-    """No server answers at the URL, or it refuses the connection."""
+    """No server answers at the URL, or it refuses the connection; if that is final, no further attempt can succeed."""
+
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
 
 
 _USAGE = (

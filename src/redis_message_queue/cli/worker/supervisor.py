@@ -26,7 +26,7 @@ from redis_message_queue.cli.stop_signals import StopSignals
 from redis_message_queue.cli.worker.health import Health, HealthServer, ProcessHealth
 from redis_message_queue.cli.worker.reload import CHECK_SECONDS as _RELOAD_SECONDS
 from redis_message_queue.cli.worker.reload import FileWatch
-from redis_message_queue.cli.worker.worker import WorkerSettings
+from redis_message_queue.cli.worker.worker_options import ProcessOptions, WatchOptions, WorkerSettings
 from redis_message_queue.protocol.loop.run_options import counts_of
 from redis_message_queue.version import __version__
 
@@ -102,19 +102,17 @@ class Supervisor:
     def __init__(
         self,
         settings: WorkerSettings,
-        processes: int,
+        process: ProcessOptions,
+        watch: WatchOptions,
         stop: StopSignals,
         *,
-        grace_seconds: float | None,
-        health_at: tuple[str, int] | None,
-        health_seconds: float,
         quiet: bool,
-        stdout: int | None,
     ) -> None:
         self._settings = replace(settings, supervisor_pid=os.getpid())
-        self._processes, self._stop = processes, stop
+        self._processes, self._grace_seconds, self._stop = process.processes, process.grace_seconds, stop
         self._ready_file = None if settings.ready_file is None else Path(settings.ready_file)
-        self._grace_seconds, self._stdout, self._quiet = grace_seconds, stdout, quiet
+        self._stdout = sys.stderr.fileno() if quiet else None
+        self._waits, self._was_ready = process.wait, False  # for a server; whether any process has reached it
         self._children: dict[int, Child] = {}
         self._start_at: dict[int, float] = {}  # when to start, or restart, each number
         self._crashes: Counter[int] = Counter()  # in a row
@@ -131,7 +129,7 @@ class Supervisor:
         self._sums = threading.Lock()  # no scrape sees a process neither running nor ended
         self._ended: dict[str, Counter[str]] = {one.name: _nothing() for one in settings.queues}
         self._ended_handlers: dict[str, Any] = {"buckets": {}, "seconds": {}}
-        self._health_at, self._health_seconds = health_at, health_seconds
+        self._health_at, self._health_seconds = watch.health_at, watch.health_seconds
         self._health: HealthServer | None = None
 
     @property
@@ -214,14 +212,10 @@ class Supervisor:
         if self._is_announced or not self._all_ready():
             return
         self._is_announced = True
-        settings = self._settings
-        served = ", ".join(
-            queue if weight == 1 else f"{queue}={weight}"
-            for queue, weight in zip(self._ended, settings.weights or [1], strict=True)
-        )
+        served, address = self._settings.served(list(self._ended)), self._settings.address
         processes = "1 process" if self._processes == 1 else f"{self._processes} processes"
-        handlers = settings.run["concurrency"]
-        text = f"rmq worker {__version__}: {settings.handler} serves {served} at {settings.address} in {processes}"
+        handlers = self._settings.run["concurrency"]
+        text = f"rmq worker {__version__}: {served} at {address} in {processes}"
         text += f" with {handlers} handler{'s' if handlers > 1 else ''}{' each' if self._processes > 1 else ''}"
         if self._health is not None:
             text += f"; health at {self._health.url}"
@@ -304,7 +298,7 @@ class Supervisor:
         if self._files is not None:
             self._files.add(report.get("files", ()))
         if "ready" in report:
-            child.ready = True
+            child.ready = self._was_ready = True
             for name in report["queues"]:
                 self._ended.setdefault(name, _nothing())
             self._settings = replace(self._settings, address=report["address"])
@@ -314,6 +308,8 @@ class Supervisor:
             child.finished = True
         elif report["status"] == ExitStatus.USAGE and not (self._files is not None and self._is_announced):
             self._mistake = (report["error"], ExitStatus.USAGE)
+        elif report["status"] == ExitStatus.SERVER and not self._was_ready and (report["final"] or not self._waits):
+            self._mistake = (report["error"], ExitStatus.SERVER)
         else:
             child.has_mistake = report["status"] == ExitStatus.USAGE
             self._say(f"process {child.number}: {report['error']}", "error")

@@ -23,14 +23,17 @@ from redis.exceptions import RedisError
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncRedisMessageQueue
 from redis_message_queue.asyncio.several import QueuesRun as AsyncQueuesRun
+from redis_message_queue.cli.clients import is_final
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.log_format import set_up_logging
 from redis_message_queue.cli.worker.activity import Activity, Contact, LoopWatch, Reporter, own_files
-from redis_message_queue.cli.worker.worker import WorkerSettings
+from redis_message_queue.cli.worker.worker_options import WorkerSettings, check_reference
 from redis_message_queue.process.loop_signals import stopped_by_signals
-from redis_message_queue.protocol.loop.run_options import RunOptions
+from redis_message_queue.protocol.loop.turns import Share
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.sync.several import QueuesRun
+from redis_message_queue.tasks import AsyncTasks, Tasks
+from redis_message_queue.values.checks import is_async_function
 from redis_message_queue.values.errors import ConfigurationError, RedisMessageQueueError
 from redis_message_queue.values.plain_values import described, error_text
 
@@ -62,8 +65,11 @@ def main() -> int:
         try:
             return _work(settings, report)
         except (RedisMessageQueueError, RedisError) as error:
-            report(error=error_text(error) or type(error).__name__, status=status_of(error), files=_files(settings))
-            return status_of(error)
+            text, status = error_text(error) or type(error).__name__, status_of(error)
+            if final := is_final(error):
+                text = f"the server refuses this client ({text}); check its user, password and certificate"
+            report(error=text, status=status, final=final, files=_files(settings))
+            return status
 
 
 def _stop_without_supervisor(pipe: int, settings: WorkerSettings) -> None:
@@ -86,28 +92,49 @@ def _files(settings: WorkerSettings) -> list[str]:
     """The files whose change may mend a mistake: also a module that could not be imported."""
     if not settings.reload:
         return []
-    with contextlib.suppress(Exception):
-        found = importlib.util.find_spec(settings.handler.partition(":")[0])
-        if found is not None and found.origin is not None:
-            return [*own_files(), os.path.realpath(found.origin)]
-    return own_files()
+    files = own_files()
+    for handler in settings.handlers:
+        with contextlib.suppress(Exception):
+            found = importlib.util.find_spec(handler.partition(":")[0])
+            if found is not None and found.origin is not None:
+                files.append(os.path.realpath(found.origin))
+    return files
 
 
 def _work(settings: WorkerSettings, report: Report) -> int:
-    handler = load_reference("the handler", settings.handler)
-    check_handler(settings.handler, handler, "a list of messages" if settings.run["batch_size"] else "one message")
+    handlers = [_loaded_handler(reference, settings) for reference in settings.handlers]
     theirs = None if settings.queue_object is None else load_reference("--queue", settings.queue_object)
+    if theirs is None and not settings.queues:
+        if not isinstance(handlers[0], Tasks | AsyncTasks):
+            raise ConfigurationError(
+                f"pass a QUEUE or --queue: {settings.handlers[0]} is no Tasks object, which has a queue of its own"
+            )
+        theirs = handlers[0].queue
+    of_async = [reference for reference, one in zip(settings.handlers, handlers, strict=True) if is_async(one)]
+    if of_async and len(of_async) < len(handlers):
+        raise ConfigurationError(
+            f"{', '.join(sorted(set(of_async)))} is async and other handlers are not; use handlers of one kind, or "
+            "start another worker"
+        )
     try:
-        if isinstance(theirs, AsyncRedisMessageQueue) or _is_async(handler) or _is_async(theirs):
-            asyncio.run(_work_async(settings, handler, theirs, report))
+        if isinstance(theirs, AsyncRedisMessageQueue) or of_async or is_async(theirs):
+            asyncio.run(_work_async(settings, handlers, theirs, report))
         else:
-            _work_sync(settings, handler, theirs, report)
+            _work_sync(settings, handlers, theirs, report)
     except (KeyboardInterrupt, asyncio.CancelledError):
         return ExitStatus.TERMINATED
     return ExitStatus.OK
 
 
-def _work_sync(settings: WorkerSettings, handler: Callable[[Any], Any], theirs: Any, report: Report) -> None:
+def _loaded_handler(reference: str, settings: WorkerSettings) -> Any:
+    handler = load_reference("the handler", reference)
+    check_handler(reference, handler, "a list of messages" if settings.run["batch_size"] else "one message")
+    if settings.run["batch_size"] and isinstance(handler, Tasks | AsyncTasks):
+        raise ConfigurationError(f"{reference} takes one message at a time; leave out --batch-size")
+    return handler
+
+
+def _work_sync(settings: WorkerSettings, handlers: Sequence[Any], theirs: Any, report: Report) -> None:
     with contextlib.ExitStack() as stack:
         queues: list[Any]
         if theirs is None:
@@ -115,8 +142,9 @@ def _work_sync(settings: WorkerSettings, handler: Callable[[Any], Any], theirs: 
             queues = [stack.enter_context(one.open(text=text, **options)) for one in settings.queues]
         else:
             queues = [_checked(_made(theirs, settings), RedisMessageQueue, settings)]
+        finish(_ping(queues[0]))
         activity = Activity()
-        run = QueuesRun(_weighted(queues, settings), RunOptions(handler=_counted(handler, activity), **settings.run))
+        run = QueuesRun(_shares(settings, queues, handlers, activity), **settings.run)
 
         def ping() -> None:
             finish(_ping(queues[0]))
@@ -126,7 +154,7 @@ def _work_sync(settings: WorkerSettings, handler: Callable[[Any], Any], theirs: 
         report(finished=True)
 
 
-async def _work_async(settings: WorkerSettings, handler: Callable[[Any], Any], theirs: Any, report: Report) -> None:
+async def _work_async(settings: WorkerSettings, handlers: Sequence[Any], theirs: Any, report: Report) -> None:
     async with contextlib.AsyncExitStack() as stack:
         queues: list[Any]
         if theirs is None:
@@ -135,9 +163,9 @@ async def _work_async(settings: WorkerSettings, handler: Callable[[Any], Any], t
         else:
             made = _made(theirs, settings)
             queues = [_checked(await made if inspect.isawaitable(made) else made, AsyncRedisMessageQueue, settings)]
+        await _ping(queues[0])
         activity, loop = Activity(), asyncio.get_running_loop()
-        counted = _counted(handler, activity)
-        run = AsyncQueuesRun(_weighted(queues, settings), RunOptions(handler=counted, **settings.run))
+        run = AsyncQueuesRun(_shares(settings, queues, handlers, activity), **settings.run)
 
         def ping() -> None:
             asyncio.run_coroutine_threadsafe(_ping(queues[0]), loop).result(_PING_SECONDS)
@@ -153,8 +181,13 @@ async def _ping(queue: Any) -> None:
     await part.port.pipeline(part.keys.meta, (("PING",),))
 
 
-def _weighted(queues: Sequence[Any], settings: WorkerSettings) -> dict[Any, int]:
-    return dict(zip(queues, settings.weights or [1], strict=True))
+def _shares(
+    settings: WorkerSettings, queues: Sequence[Any], handlers: Sequence[Any], activity: Activity
+) -> dict[Any, Share]:
+    shares = (
+        Share(_counted(handler, activity), weight) for handler, weight in zip(handlers, settings.weights, strict=True)
+    )
+    return dict(zip(queues, shares, strict=True))
 
 
 @contextlib.contextmanager
@@ -212,7 +245,7 @@ def _checked(queue: Any, kind: Any, settings: WorkerSettings) -> Any:
         return queue
     if isinstance(queue, RedisMessageQueue):
         raise ConfigurationError(
-            f"{settings.handler} is async and {settings.queue_object} is a sync queue; "
+            f"{settings.handlers[0]} is async and {settings.queue_object} is a sync queue; "
             "use redis_message_queue.asyncio.RedisMessageQueue, or a sync function"
         )
     raise ConfigurationError(
@@ -223,16 +256,16 @@ def _checked(queue: Any, kind: Any, settings: WorkerSettings) -> Any:
 
 def _counted(handler: Callable[[Any], Any], activity: Activity) -> Callable[[Any], Any]:
     """The handler, which is counted while it runs."""
-    if _is_async(handler):
+    if is_async(handler):
 
-        @functools.wraps(handler)
+        @functools.wraps(handler, updated=())
         async def call_async(received: Any) -> None:
             with activity.handling(_queue_of(received)):
                 await handler(received)
 
         return call_async
 
-    @functools.wraps(handler)
+    @functools.wraps(handler, updated=())
     def call(received: Any) -> Any:
         with activity.handling(_queue_of(received)):
             return handler(received)
@@ -268,14 +301,6 @@ def check_handler(reference: str, handler: Any, argument: str) -> None:
         ) from None
 
 
-def check_reference(name: str, reference: str) -> None:
-    """Raise unless this has the form `package.module:attribute`."""
-    module, colon, path = reference.partition(":")
-    parts = [*module.split("."), *path.split(".")]
-    if not colon or not all(part.isidentifier() for part in parts):
-        raise ConfigurationError(f"{name} must be package.module:attribute, such as shop.mails:send, not {reference!r}")
-
-
 def load_reference(name: str, reference: str) -> Any:
     """Import an object by `package.module:attribute`, from the current directory too."""
     check_reference(name, reference)
@@ -309,10 +334,9 @@ def _unwrapped(function: Any) -> Any:
     return function
 
 
-def _is_async(function: Any) -> bool:
-    function = _unwrapped(function)
-    call = getattr(function, "__call__", None)  # noqa: B004  an object with an async __call__ counts too
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+def is_async(function: Any) -> bool:
+    """Return whether the function has to be awaited."""
+    return is_async_function(_unwrapped(function))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from redis_message_queue.protocol.calls import log, never_stop
 from redis_message_queue.protocol.loop.run_options import RunSummary, add
-from redis_message_queue.values.checks import whole_number
+from redis_message_queue.values.checks import is_async_function, whole_number
 from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError
 from redis_message_queue.values.plain_values import brief
 
@@ -111,21 +111,49 @@ def _virtual_time(member: Member) -> float:
     return member.virtual_time
 
 
-def checked_weights(queues: Any, kind: type[Any]) -> dict[Any, int]:
-    """Return queues with their weights. Raises for what cannot be served together."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How one of several queues is served: by which handler, and with which weight."""
+
+    handler: Callable[[Any], Any]
+    weight: int
+
+
+def checked_shares(queues: Any, handler: Any, kind: type[Any]) -> dict[Any, Share]:
+    """Return how each queue is served. Raises for what cannot be served together."""
     if not isinstance(queues, Mapping) or not queues:
         raise ConfigurationTypeError(
-            f"queues must be a mapping of queues to weights, such as {{urgent: 3, normal: 1}}, not {brief(queues)}"
+            "queues must be a mapping of queues to weights, such as {urgent: 3, normal: 1}, or to handlers, such as "
+            f"{{orders: charge, mails: (send, 3)}}, not {brief(queues)}"
         )
-    for queue, weight in queues.items():
+    for queue in queues:
         if not isinstance(queue, kind):
             raise ConfigurationTypeError(
                 f"queues must contain objects of {kind.__module__.rpartition('.')[0]}, not {brief(queue)}"
             )
-        whole_number("a weight in queues", weight)
-        if weight > MOST_WEIGHT:
-            raise ConfigurationError(f"a weight in queues must be at most {MOST_WEIGHT:,}, not {brief(weight)}")
-    return dict(queues)
+    shares = {queue: _share(value, handler) for queue, value in queues.items()}
+    if len({is_async_function(share.handler) for share in shares.values()}) > 1:
+        raise ConfigurationTypeError(
+            "some handlers in queues are async functions and others are not; one loop needs handlers of one kind"
+        )
+    return shares
+
+
+def _share(value: Any, handler: Any) -> Share:
+    """Return how one queue is served, from its weight, its handler, or a tuple of its handler and its weight."""
+    if isinstance(value, tuple) and len(value) == 2:
+        own, weight = value
+    else:
+        own, weight = (value, 1) if callable(value) else (None, value)
+    if (own is None) == (handler is None):
+        raise ConfigurationTypeError(
+            "pass either weights and one handler, as in run_queues({urgent: 3, bulk: 1}, handle), or a handler for "
+            "each queue, as in run_queues({orders: charge, mails: (send, 3)})"
+        )
+    whole_number("a weight in queues", weight)
+    if weight > MOST_WEIGHT:
+        raise ConfigurationError(f"a weight in queues must be at most {MOST_WEIGHT:,}, not {brief(weight)}")
+    return Share(handler if own is None else own, weight)
 
 
 class Rounds:
