@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from redis_message_queue.asyncio.run_loop import Loop
 from redis_message_queue.protocol import queue as protocol_queue
 from redis_message_queue.protocol.calls import Calls
 from redis_message_queue.protocol.consume.batch_block import BatchBlock
 from redis_message_queue.protocol.consume.claimer import ClaimRound
 from redis_message_queue.protocol.loop.prefetcher import Prefetcher
+from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.operate.cancel import Canceller
 from redis_message_queue.protocol.parts import ClaimGroup, Parts
 from redis_message_queue.protocol.publish import group_commit
@@ -270,7 +270,7 @@ MUTANTS = (
     ),
     Mutant(
         "the ack comes before the handler",
-        "asyncio/run_loop.py",
+        "protocol/loop/worker_loop.py",
         patch=_replaced(Loop, "_handle", _ack_before_the_handler),
     ),
     Mutant(

@@ -119,8 +119,8 @@ MUTANTS = (
     # -- sync
     Mutant(
         "the error that ended a thread of a loop is swallowed",
-        f"{SRC}/sync/run_loop.py",
-        "            self._trouble = self._trouble or error\n",
+        f"{SRC}/sync/workers.py",
+        "                errors.append(error)\n",
         "",
         ("tests/contract/test_run_failures.py", "tests/contract/test_run.py"),
     ),
@@ -140,8 +140,8 @@ MUTANTS = (
     ),
     # -- asyncio
     Mutant(
-        "submit_many of the async queue loses the headers",
-        f"{SRC}/asyncio/message_queue.py",
+        "submit_many loses the headers",
+        f"{SRC}/protocol/publish/publish_methods.py",
         """(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
         return await self._protocol.publisher.submit_many(
 """,
@@ -152,10 +152,10 @@ MUTANTS = (
     ),
     Mutant(
         "a loop that is cancelled does not cancel its tasks",
-        f"{SRC}/asyncio/run_loop.py",
+        f"{SRC}/asyncio/workers.py",
         """        except asyncio.CancelledError:
-            for worker in workers:
-                worker.cancel()
+            for task in tasks:
+                task.cancel()
             raise
 """,
         """        except asyncio.CancelledError:

@@ -10,11 +10,12 @@ import pytest
 from redis_message_queue.protocol.consume.claim import Claim
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.loop.run_options import RunOptions
+from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.publish.sender import OutgoingMessage
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.batch import ProcessMessages
-from redis_message_queue.sync.run_loop import Loop
+from redis_message_queue.sync.workers import THREADS
 from redis_message_queue.values.errors import CleanupFailedError
 from redis_message_queue.values.events import EventOperation
 from tests.protocol.port import REPLY, REQUEST, Loss, Lost, MemoryPort, late
@@ -234,7 +235,7 @@ def run(queue: QueueProtocol, prefetch: int, seen: list[str | bytes], failing: b
             raise HandlerError
 
     rules: dict[str, Any] = {"batch_size": None, "batch_seconds": None, "until_empty": True}
-    Loop(queue, RunOptions(handler=handle, concurrency=1, prefetch=prefetch, **rules)).run()
+    finish(Loop(queue, RunOptions(handler=handle, concurrency=1, prefetch=prefetch, **rules), THREADS).run())
 
 
 @pytest.mark.parametrize(
@@ -282,7 +283,7 @@ def test_a_loop_that_is_stopped_acknowledges_what_is_done_and_requeues_what_it_h
             queue.gate.is_shut = message.payload == b"1"
 
         rules: dict[str, Any] = {"batch_size": None, "batch_seconds": None, "until_empty": False}
-        Loop(queue, RunOptions(handler=handle, concurrency=1, prefetch=3, **rules)).run()
+        finish(Loop(queue, RunOptions(handler=handle, concurrency=1, prefetch=3, **rules), THREADS).run())
         setup.memory.run_all_late_requests()
         assert (seen, setup.completed, setup.pending) == ([b"0", b"1"], [b"1", b"0"], [b"2", b"3"]), lost
         assert process_all(setup.queue()) == [b"2", b"3"]
@@ -309,7 +310,8 @@ def test_a_batch_that_filled_for_too_long_starts_with_no_message_whose_lease_has
     def handle(messages: list[ReceivedMessage]) -> None:
         calls.append([message.payload for message in messages])
 
-    Loop(setup.queue(OverrunPort(setup.memory)), RunOptions(handler=handle, concurrency=1, prefetch=1, **rules)).run()
+    options = RunOptions(handler=handle, concurrency=1, prefetch=1, **rules)
+    finish(Loop(setup.queue(OverrunPort(setup.memory)), options, THREADS).run())
     assert calls == [[b"0"], [b"1"]]
     assert not (setup.processing or setup.waiting)
 

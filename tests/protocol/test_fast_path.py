@@ -7,10 +7,11 @@ import pytest
 
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.loop.run_options import RunOptions, RunSummary
+from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.message_queue import ProcessMessage
-from redis_message_queue.sync.run_loop import Loop
+from redis_message_queue.sync.workers import THREADS
 from redis_message_queue.values.events import EventOperation, QueueEvent
 from tests.protocol.port import REPLY, REQUEST, Loss, MemoryPort, late
 from tests.protocol.setup import Setup, process_all
@@ -126,7 +127,7 @@ def run(queue: QueueProtocol, seen: list[Any], **options: Any) -> RunSummary:
     def handle(message: ReceivedMessage[Any]) -> None:
         seen.append(message.payload)
 
-    return Loop(queue, RunOptions(handler=handle, **ONE_AT_A_TIME | options)).run()
+    return finish(Loop(queue, RunOptions(handler=handle, **ONE_AT_A_TIME | options), THREADS).run())
 
 
 def test_a_loop_acknowledges_and_claims_in_one_script():
@@ -186,7 +187,7 @@ def test_a_loop_that_lost_a_message_does_not_acknowledge_it():
             assert others[0].__enter__() == b"b"
 
     options = RunOptions(handler=handle, renew_leases=False, **ONE_AT_A_TIME)
-    assert Loop(queue, options).run().handled == 2
+    assert finish(Loop(queue, options, THREADS).run()).handled == 2
     assert [event.operation for event in events].count(EventOperation.STALE_LEASE_ACK) == 1
     assert setup.processing == [b"b"]
     others[0].__exit__(None, None, None)

@@ -14,8 +14,8 @@ from redis_message_queue.asyncio.abstract import AbstractRedisGateway
 from redis_message_queue.asyncio.batch import ProcessMessages
 from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.redis_gateway import RedisGateway
-from redis_message_queue.asyncio.run_loop import Loop, wrapped
 from redis_message_queue.asyncio.tenant import Tenant
+from redis_message_queue.asyncio.workers import TASKS, wrapped
 from redis_message_queue.options import declared as options
 from redis_message_queue.options.queue_contract import QueueContract
 from redis_message_queue.process.loop_signals import stopped_by_signals
@@ -24,6 +24,7 @@ from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consume.message_block import MessageBlock, current_message
 from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.loop.run_options import Middleware, RunOptions, RunSummary
+from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.operate.operator_methods import OperatorMethods
 from redis_message_queue.protocol.publish.publish_methods import PublishMethods
 from redis_message_queue.protocol.queue import QueueProtocol
@@ -111,7 +112,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, PublishMethods[M], Pr
             renew_leases=renew_leases,
             signals=signals,
         )
-        loop = Loop(self._protocol, options)
+        loop = Loop(self._protocol, options, TASKS)
         with stopped_by_signals(loop.stop, wanted=signals and self._protocol.options.interrupt is None):
             return await loop.run()
 

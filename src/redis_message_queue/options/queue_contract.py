@@ -5,7 +5,20 @@ Each shell overrides every method, with its own types. `help()`, editors and the
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def described_as(described: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Give a function of a shell the description that both shells share."""
+
+    def decorate(function: Function) -> Function:
+        function.__doc__ = described.__doc__
+        return function
+
+    return decorate
 
 
 class QueueContract:
@@ -261,3 +274,37 @@ class BatchContract:
             ConfigurationError: The message is not of this batch, or was settled before.
             CleanupFailedError: Redis could not be reached in time. The message is still in the batch.
         """
+
+
+def run_queues(*args: Any, **kwargs: Any) -> Any:
+    """Call handlers with messages of several queues, until you stop it as you stop `RedisMessageQueue.run`.
+
+    Pass one handler for all queues, as in ``run_queues({urgent: 3, bulk: 1}, handle)``, or a handler for each, as in
+    ``run_queues({orders: charge, mails: (send, 3)})``.
+
+    As long as several queues have messages, each gets handlers in proportion to its weight. A queue without messages
+    leaves its share to the others. A message is claimed when its handler can start, or up to ``prefetch`` ahead. The
+    loop ends when all queues are stopped, or with the first error of one of them. A queue whose Redis cannot be reached
+    does not stop the others: it is logged and tried again, and ends the loop when no other queue is served.
+
+    Args:
+        queues: Each queue and its weight, a whole number from 1 to 1,000; or its handler, whose weight is 1; or a tuple
+            of its handler and its weight. ``message.queue`` tells a handler the name.
+        handler: As in `RedisMessageQueue.run`; left out if ``queues`` has a handler for each.
+        concurrency: How many handlers run at the same time, of all queues together.
+        prefetch: How many messages of one queue to claim in one round trip.
+        batch_size: Call the handler with a list of up to this many messages, all of one queue.
+        batch_seconds: How long to wait until a batch is full. Meanwhile the batch counts as being handled.
+        until_empty: Return when no message is waiting in any of the queues.
+        wait_for_retries: With ``until_empty``, also wait for the next attempts of messages that this loop retries.
+        middleware: As in `RedisMessageQueue.run`.
+        renew_leases: As in `RedisMessageQueue.run`.
+        signals: As in `RedisMessageQueue.run`, unless one of the queues has an ``interrupt``.
+
+    Returns:
+        list[RunSummary]: What was done with the messages of each queue, in the order of ``queues``.
+
+    Raises:
+        ConfigurationError: An argument cannot be used.
+        RetryBudgetExhaustedError: Redis could not be reached in time, for any of the queues that are left.
+    """

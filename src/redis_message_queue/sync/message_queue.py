@@ -18,6 +18,7 @@ from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consume.message_block import MessageBlock, current_message
 from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.loop.run_options import Middleware, RunOptions, RunSummary
+from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.redis_py.client_gateway import open_queue
@@ -28,8 +29,8 @@ from redis_message_queue.sync.batch import ProcessMessages
 from redis_message_queue.sync.blocking import BlockingOperatorMethods, BlockingPublishMethods
 from redis_message_queue.sync.message import ReceivedMessage
 from redis_message_queue.sync.redis_gateway import RedisGateway
-from redis_message_queue.sync.run_loop import Loop, wrapped
 from redis_message_queue.sync.tenant import Tenant
+from redis_message_queue.sync.workers import THREADS, wrapped
 from redis_message_queue.values import checks
 from redis_message_queue.version import __version__
 
@@ -118,9 +119,9 @@ class RedisMessageQueue(BlockingOperatorMethods[M], QueueContract, BlockingPubli
             renew_leases=renew_leases,
             signals=signals,
         )
-        loop = Loop(self._protocol, options)
+        loop = Loop(self._protocol, options, THREADS)
         with stopped_by_signals(loop.stop, wanted=signals and self._protocol.options.interrupt is None):
-            return loop.run()
+            return finish(loop.run())
 
     def tenant(self, name: str) -> Tenant[M]:
         return Tenant[M](self, name)

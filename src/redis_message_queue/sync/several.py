@@ -1,32 +1,24 @@
-"""Serves several queues in one process, with as many messages of each as its weight says."""
+"""Runs handlers on several queues in one process, with as many messages of each as its weight says."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from redis_message_queue.options import queue_contract
+from redis_message_queue.options.queue_contract import described_as
 from redis_message_queue.process.loop_signals import stopped_by_signals
-from redis_message_queue.protocol.loop.prefetcher import Prefetcher, WorkItem
-from redis_message_queue.protocol.loop.run_options import Middleware, RunOptions, RunSummary
-from redis_message_queue.protocol.loop.turns import (
-    PATIENCE_SECONDS,
-    Member,
-    Rounds,
-    Share,
-    WeightedTurns,
-    checked_shares,
-)
+from redis_message_queue.protocol.loop.run_options import Middleware, RunSummary
+from redis_message_queue.protocol.loop.shared_loop import QueuesRun
+from redis_message_queue.protocol.loop.turns import Share, checked_shares
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.message_queue import RedisMessageQueue
-from redis_message_queue.sync.run_loop import LOOK_SECONDS, Loop, wrapped
+from redis_message_queue.sync.workers import THREADS, wrapped
 from redis_message_queue.values.checks import suggests_options
-from redis_message_queue.values.errors import RetryBudgetExhaustedError
 
 
 @suggests_options
+@described_as(queue_contract.run_queues)
 def run_queues(
     queues: Mapping[RedisMessageQueue, Any],
     handler: Callable[[Any], Any] | None = None,
@@ -41,39 +33,9 @@ def run_queues(
     renew_leases: bool = True,
     signals: bool = True,
 ) -> list[RunSummary]:
-    """Call handlers with messages of several queues, until you stop it as you stop `RedisMessageQueue.run`.
-
-    Pass one handler for all queues, as in ``run_queues({urgent: 3, bulk: 1}, handle)``, or a handler for each, as in
-    ``run_queues({orders: charge, mails: (send, 3)})``.
-
-    As long as several queues have messages, each gets handlers in proportion to its weight. A queue without messages
-    leaves its share to the others. A message is claimed when its handler can start, or up to ``prefetch`` ahead. The
-    loop ends when all queues are stopped, or with the first error of one of them. A queue whose Redis cannot be reached
-    does not stop the others: it is logged and tried again, and ends the loop when no other queue is served.
-
-    Args:
-        queues: Each queue and its weight, a whole number from 1 to 1,000; or its handler, whose weight is 1; or a tuple
-            of its handler and its weight. ``message.queue`` tells a handler the name.
-        handler: As in `RedisMessageQueue.run`; left out if ``queues`` has a handler for each.
-        concurrency: How many handlers run at the same time, of all queues together.
-        prefetch: How many messages of one queue to claim in one round trip.
-        batch_size: Call the handler with a list of up to this many messages, all of one queue.
-        batch_seconds: How long to wait until a batch is full. Meanwhile the batch counts as being handled.
-        until_empty: Return when no message is waiting in any of the queues.
-        wait_for_retries: With ``until_empty``, also wait for the next attempts of messages that this loop retries.
-        middleware: As in `RedisMessageQueue.run`.
-        renew_leases: As in `RedisMessageQueue.run`.
-        signals: As in `RedisMessageQueue.run`, unless one of the queues has an ``interrupt``.
-
-    Returns:
-        list[RunSummary]: What was done with the messages of each queue, in the order of ``queues``.
-
-    Raises:
-        ConfigurationError: An argument cannot be used.
-        RetryBudgetExhaustedError: Redis could not be reached in time, for any of the queues that are left.
-    """
     shares = checked_shares(queues, handler, RedisMessageQueue)
     run = QueuesRun(
+        THREADS,
         {queue: Share(wrapped(share.handler, middleware), share.weight) for queue, share in shares.items()},
         concurrency=concurrency,
         prefetch=prefetch,
@@ -86,186 +48,4 @@ def run_queues(
     )
     has_interrupt = any(queue._protocol.options.interrupt is not None for queue in shares)
     with stopped_by_signals(run.stop, wanted=signals and not has_interrupt):
-        return run.run()
-
-
-class QueuesRun:
-    """The loops of several queues, and what they have done so far; one queue needs no places."""
-
-    def __init__(self, shares: Mapping[RedisMessageQueue, Share], **options: Any) -> None:
-        self._shares = [
-            (queue._protocol, RunOptions(handler=share.handler, **options), share.weight)
-            for queue, share in shares.items()
-        ]
-        self._options = self._shares[0][1]
-        self._rounds = Rounds(len(shares))
-        self.summaries, self.stop = self._rounds.summaries, self._rounds.stop
-
-    def run(self) -> list[RunSummary]:
-        """Run until all queues are stopped, or empty if that is wanted."""
-        if len(self._shares) == 1:
-            loop = Loop(*self._shares[0][:2])
-            self._rounds.begin([loop])
-            loop.run()
-            self._rounds.end()
-            return self.summaries()
-        while self._run_once() and self._options.until_empty:
-            pass
-        return self.summaries()
-
-    def _run_once(self) -> bool:
-        places = _Places(self._options.concurrency)
-        loops = [SharedLoop(protocol, options, places, weight) for protocol, options, weight in self._shares]
-        self._rounds.begin(loops)
-        _run_beside_each_other(loops)
-        return self._rounds.end()
-
-
-def _run_beside_each_other(loops: Sequence[SharedLoop]) -> None:
-    """Run until all have ended, or one has failed."""
-    threads = [_LoopThread(loop) for loop in loops]
-    try:
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            for thread in threads:
-                thread.join(LOOK_SECONDS)
-            if any(thread.error is not None for thread in threads):
-                break
-    finally:
-        for loop in loops:
-            loop.stop()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-    for thread in threads:
-        if thread.error is not None:
-            raise thread.error
-
-
-class _LoopThread(threading.Thread):
-    """Runs one loop, and keeps what it raises."""
-
-    def __init__(self, loop: SharedLoop) -> None:
-        super().__init__(name="redis-message-queue-loop", daemon=True)
-        self._loop = loop
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._loop.run()
-        except BaseException as error:
-            self.error = error
-
-
-class _Places:
-    """Where the workers of all loops wait until a handler may start."""
-
-    def __init__(self, places: int) -> None:
-        self._turns = WeightedTurns(places)
-        self._changed = threading.Condition()
-
-    def join(self, weight: int, workers: int, is_silent: Callable[[], bool]) -> Member:
-        with self._changed:
-            return self._turns.join(weight, workers, is_silent)
-
-    def start(self, member: Member) -> bool:
-        """Take a place if it is this loop's turn."""
-        with self._changed:
-            return self._turns.start(member)
-
-    def wait(self, member: Member, prefetcher: Prefetcher) -> bool:
-        """Wait for a place. Returns False if the loop is stopped."""
-        if self.start(member):
-            return True
-        finish(prefetcher.acks.flush())  # they should not wait for a handler of another queue
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        with self._changed:
-            while not self._turns.start(member, whoever_waits=time.monotonic() >= deadline):
-                if prefetcher.is_stopped:
-                    return False
-                self._changed.wait(LOOK_SECONDS)
-                if not self._turns.has_room:
-                    deadline = time.monotonic() + PATIENCE_SECONDS
-        return True
-
-    def give_back(self, give: Callable[[Member], None], member: Member) -> None:
-        with self._changed:
-            give(member)
-            self._changed.notify_all()
-
-    def go_on_without(self, member: Member, queue: str, error: Exception) -> bool:
-        with self._changed:
-            return self._turns.go_on_without(member, queue, error)
-
-    def rest(self, member: Member) -> None:
-        self.give_back(self._turns.rest, member)
-
-    def done(self, member: Member) -> None:
-        self.give_back(self._turns.done, member)
-
-    def leave(self, member: Member) -> None:
-        self.give_back(self._turns.leave, member)
-
-
-class SharedLoop(Loop):
-    """A loop that needs a place before each claim, and shares the places with the loops of other queues."""
-
-    def __init__(self, protocol: QueueProtocol, options: RunOptions[Any], places: _Places, weight: int) -> None:
-        super().__init__(protocol, options)
-        self._places = places
-        self._name = protocol.options.name
-        self._member = places.join(weight, options.concurrency, protocol.store.claimer.is_silent)
-
-    def run(self) -> RunSummary:
-        try:
-            return super().run()
-        finally:
-            if not self._prefetcher.holding.is_forked:
-                self._places.leave(self._member)
-
-    def _work(self) -> None:
-        prefetcher = self._prefetcher
-        while item := self._next_shared():
-            try:
-                self._handle(item)
-            finally:
-                if not prefetcher.holding.is_forked:
-                    self._places.done(self._member)
-            if prefetcher.acks.is_late:
-                finish(prefetcher.acks.flush())
-
-    def _next_shared(self) -> WorkItem | None:
-        while not self._prefetcher.is_stopped:
-            self._acquire_turn()
-            try:
-                item, is_over = self._take()
-            except RetryBudgetExhaustedError as error:
-                if not self._places.go_on_without(self._member, self._name, error):
-                    raise
-                continue
-            finally:
-                self._turn.release()
-            if item is not None or is_over:
-                return item
-        return None
-
-    def _take(self) -> tuple[WorkItem | None, bool]:
-        """Return an item that has a place, or None and whether the loop is over."""
-        places, prefetcher = self._places, self._prefetcher
-        if not places.wait(self._member, prefetcher):
-            return None, True
-        item = None
-        try:
-            item = prefetcher.ready() or finish(prefetcher.next_item(waits=False))
-        finally:
-            if item is None:
-                places.rest(self._member)
-        if item is not None:
-            return item, False
-        if (item := finish(prefetcher.next_item())) is None:  # waits without a place
-            return None, True
-        if places.start(self._member):
-            return item, False
-        finish(prefetcher.put_back(item))  # all handlers are busy with other queues: another process may have time
-        return None, False
+        return finish(run.run())

@@ -22,16 +22,17 @@ from redis.exceptions import RedisError
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncRedisMessageQueue
-from redis_message_queue.asyncio.several import QueuesRun as AsyncQueuesRun
+from redis_message_queue.asyncio.workers import TASKS
 from redis_message_queue.cli.clients import is_final
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.log_format import set_up_logging
 from redis_message_queue.cli.worker.activity import Activity, Contact, LoopWatch, Reporter, own_files
 from redis_message_queue.cli.worker.worker_options import WorkerSettings, check_reference
 from redis_message_queue.process.loop_signals import stopped_by_signals
+from redis_message_queue.protocol.loop.shared_loop import QueuesRun
 from redis_message_queue.protocol.loop.turns import Share
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.sync.several import QueuesRun
+from redis_message_queue.sync.workers import THREADS
 from redis_message_queue.tasks import AsyncTasks, Tasks
 from redis_message_queue.values.checks import is_async_function
 from redis_message_queue.values.errors import ConfigurationError, RedisMessageQueueError
@@ -144,13 +145,13 @@ def _work_sync(settings: WorkerSettings, handlers: Sequence[Any], theirs: Any, r
             queues = [_checked(_made(theirs, settings), RedisMessageQueue, settings)]
         finish(_ping(queues[0]))
         activity = Activity()
-        run = QueuesRun(_shares(settings, queues, handlers, activity), **settings.run)
+        run = QueuesRun(THREADS, _shares(settings, queues, handlers, activity), **settings.run)
 
         def ping() -> None:
             finish(_ping(queues[0]))
 
         with _stopped_by_signals(run), _reporting(report, settings, queues, run, activity, ping):
-            run.run()
+            finish(run.run())
         report(finished=True)
 
 
@@ -165,7 +166,7 @@ async def _work_async(settings: WorkerSettings, handlers: Sequence[Any], theirs:
             queues = [_checked(await made if inspect.isawaitable(made) else made, AsyncRedisMessageQueue, settings)]
         await _ping(queues[0])
         activity, loop = Activity(), asyncio.get_running_loop()
-        run = AsyncQueuesRun(_shares(settings, queues, handlers, activity), **settings.run)
+        run = QueuesRun(TASKS, _shares(settings, queues, handlers, activity), **settings.run)
 
         def ping() -> None:
             asyncio.run_coroutine_threadsafe(_ping(queues[0]), loop).result(_PING_SECONDS)
@@ -195,7 +196,7 @@ def _reporting(
     report: Report,
     settings: WorkerSettings,
     queues: Sequence[Any],
-    run: QueuesRun | AsyncQueuesRun,
+    run: QueuesRun,
     activity: Activity,
     ping: Callable[[], None],
 ) -> Iterator[None]:
@@ -216,7 +217,7 @@ def _reporting(
         yield
 
 
-def _stopped_by_signals(run: QueuesRun | AsyncQueuesRun) -> contextlib.AbstractContextManager[None]:
+def _stopped_by_signals(run: QueuesRun) -> contextlib.AbstractContextManager[None]:
     """A block in which signals stop the loops, also those of a queue with an interrupt that is no signal.
 
     A second SIGTERM raises in the handlers, so that they can clean up before the process ends.
