@@ -10,10 +10,11 @@ from typing import Any
 import typer.main
 
 from docs.reference.markdown import code, page, prose, sentence, table
+from redis_message_queue.cli.command import help_records
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.program import NAME, app
 
-_ALL = {"--help", "--install-completion", "--show-completion"}  # described once, at the top
+_ALL = {"--help", "--help-all", "--install-completion", "--show-completion"}  # described once, at the top
 
 
 def cli_page() -> str:
@@ -27,8 +28,9 @@ def cli_page() -> str:
             8601. Outside of a terminal, tables are plain columns. Set `NO_COLOR` to turn colours off.
 
             Choose the server with `--url` or `REDIS_URL`. Use the variable if the URL has a password, because every
-            user of a machine can read command lines. Add `--help` to a command to read about it. Run
-            `{NAME} --install-completion` to let your shell complete commands and options.
+            user of a machine can read command lines. `--help` shows what most people need of a command, and
+            `--help-all` shows everything, as this page does. Run `{NAME} --install-completion` to let your shell
+            complete commands and options.
         """),
         "## Exit status",
         table(("status", "meaning"), ((code(str(int(one))), sentence(one.meaning)) for one in ExitStatus)),
@@ -57,17 +59,12 @@ def _parts(path: str, command: Any) -> Iterator[str]:
     yield f"## {path}"
     yield f"```text\n{' '.join([path, *command.collect_usage_pieces(context)])}\n```"
     yield "\n\n".join(prose(_quoted(text)) for text in inspect.cleandoc(command.help or "").split("\n\n"))
-    rows = [(code(names), meaning) for names, meaning in _records(command, context)]
+    records = (
+        (parameter, record) for parameter, record in help_records(command, context) if not _ALL & {*parameter.opts}
+    )
+    rows = [(code(names), meaning) for _, (names, meaning) in records]
     if rows:
         yield table(("argument or option", "meaning"), rows)
-
-
-def _records(command: Any, context: Any) -> Iterator[tuple[str, str]]:
-    for parameter in command.get_params(context):
-        record = None if _ALL & {*parameter.opts} else parameter.get_help_record(context)
-        if record is not None:
-            names = record[0] if parameter.opts[0].startswith("-") else record[0].partition(" <")[0]
-            yield names.strip(), record[1]
 
 
 def _quoted(text: str) -> str:

@@ -15,6 +15,19 @@ from redis_message_queue import ConfigurationError, RedisGateway, RedisMessageQu
 from redis_message_queue.options import declared as options
 from redis_message_queue.options.declared import GatewayArguments, GatewayOptions, QueueArguments, QueueOptions
 
+# What most people decide, in the order in which they meet it, with the page that shows it.
+FIRST_OPTIONS = {
+    "visibility_timeout_seconds": "recover-from-crashes.md",
+    "heartbeat_interval_seconds": "recover-from-crashes.md#choose-the-lease",
+    "retry_policy": "delay-and-retry.md",
+    "enable_failed_queue": "recover-from-crashes.md#look-at-the-dead-letters",
+    "max_delivery_count": "recover-from-crashes.md",
+    "deduplication": "deduplicate.md",
+    "get_deduplication_key": "deduplicate.md",
+    "max_pending_length": "backpressure.md",
+    "codec": "typed-messages.md",
+    "journal": "keep-a-journal.md",
+}
 QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
     "The queue and its server": ("name", "client", "gateway", "key_separator", "hash_tag", "partitions"),
     "Leases and redelivery": (
@@ -110,6 +123,12 @@ def options_page() -> str:
             Options belong to the Python object, not to the queue in Redis. Use the same options in every process that
             works on a queue: each producer applies its own limits, and each consumer decides how long its leases last.
         """),
+        "## The ten that matter",
+        prose("""
+            Most programs need a name, a client and a few of these. You can leave out every other option until a how-to
+            page asks for it.
+        """),
+        table(("option", "default", "what it does", "how to use it"), _first_options()),
         "## RedisMessageQueue",
         *_option_tables(RedisMessageQueue, QUEUE_GROUPS),
         "## RedisGateway",
@@ -145,6 +164,14 @@ def _option_tables(owner: type, groups: Mapping[str, Sequence[str]]) -> Iterator
         )
         yield f"### {title}"
         yield table(("option", "type", "default", "what it does"), rows)
+
+
+def _first_options() -> Iterator[tuple[str, str, str, str]]:
+    parameters = parameters_of(RedisMessageQueue)
+    for name, how_to in FIRST_OPTIONS.items():
+        title = how_to.partition(".md")[0].replace("-", " ")
+        meant = sentence(meaning(RedisMessageQueue, name))
+        yield code(name), _default_of(parameters[name]), meant, f"[{title}](../how-to/{how_to})"
 
 
 def parameters_of(owner: type) -> dict[str, inspect.Parameter]:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from docs.reference.cli import commands
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.__main__ import main
 from redis_message_queue.cli import clients as connection
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.output import Output, cell, to_json
-from redis_message_queue.cli.program import COMMANDS
+from redis_message_queue.cli.program import COMMANDS, RARE_COMMANDS
 from redis_message_queue.values.errors import ConfigurationError, QueueBackpressureError, RetryBudgetExhaustedError
 from tests import fork_server
 from tests.embedded.waiting import until
@@ -35,15 +36,31 @@ def python(code: str) -> list[str]:
 # The program
 
 
-def test_every_command_has_a_page_of_help(rmq, subtests):
-    """Its first sentence is also what the list of commands says of it."""
-    listed = rmq("--help").out
+def test_every_command_has_two_pages_of_help(rmq, subtests, monkeypatch):
+    """The first has what most people need, the second has everything; the list has the first sentence of each page.
+
+    In a terminal of 80 columns no name is cut.
+    """
+    monkeypatch.setenv("COLUMNS", "80")
+    first, listed = rmq("--help").out, rmq("--help-all").out
+    for path, command in commands():
+        with subtests.test(path):
+            few, everything = rmq(*path.split()[1:], "--help"), rmq(*path.split()[1:], "--help-all")
+            assert few.status == ExitStatus.OK
+            assert f"Usage: {path}" in few.out
+            for parameter in command.params:
+                names = [*parameter.opts, *parameter.secondary_opts] if parameter.param_type_name == "option" else []
+                for name in names if not parameter.hidden else ():
+                    assert re.search(rf"(?<![\w-]){name}(?![\w-])", everything.out), name
+                    if parameter.rich_help_panel is None:
+                        assert re.search(rf"(?<![\w-]){name}(?![\w-])", few.out), name
+            if few.out != everything.out:
+                assert f"{path} --help-all shows " in few.out
+            for page in (few, everything):
+                assert max(map(len, page.out.splitlines())) <= 80
     for name in COMMANDS:
-        with subtests.test(name):
-            page = rmq(name, "--help")
-            assert page.status == ExitStatus.OK
-            assert f"Usage: rmq {name}" in page.out
-            assert f" {name} " in listed
+        assert re.search(rf"^  {name} ", listed, re.MULTILINE), name
+        assert (re.search(rf"^  {name} ", first, re.MULTILINE) is None) == (name in RARE_COMMANDS), name
 
 
 def test_without_a_command_it_shows_them_and_fails(rmq):

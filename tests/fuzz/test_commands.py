@@ -78,7 +78,7 @@ def is_option(parameter: Any) -> bool:
 def lines(draw: Any, names: tuple[str, ...], left_out: frozenset[str]) -> list[str]:
     """A command line: some options and arguments of a command, with any words as their values."""
     name = draw(st.sampled_from(names))
-    parameters = [one for one in ALL[name].params if not left_out & set(one.opts)]
+    parameters = [one for one in ALL[name].params if not (left_out | {"--help-all"}) & set(one.opts)]
     given: list[str] = []
     for one in draw(st.lists(st.sampled_from([one for one in parameters if is_option(one)]), max_size=3)):
         given.append(draw(st.sampled_from([*one.opts, *one.secondary_opts])))

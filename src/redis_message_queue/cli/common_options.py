@@ -37,8 +37,11 @@ _RETRY_BUDGET_SECONDS = 10.0
 _DESCRIPTIONS = descriptions(GatewayOptions) | descriptions(QueueArguments)
 
 
-def queue_option(name: str, panel: str, *flags: str, none: str = "0", **settings: Any) -> Any:
-    """Return an option with its help from `options/declared.py`, and ``none`` for None."""
+def queue_option(name: str, panel: str | None, *flags: str, none: str = "0", **settings: Any) -> Any:
+    """Return an option with its help from `options/declared.py`, and ``none`` for None.
+
+    Without a panel, it is on the first page of help.
+    """
     said = _DESCRIPTIONS[name]
     return typer.Option(*flags, help=re.sub(r"`?\bNone\b`?", none, said), rich_help_panel=panel, **settings)
 
@@ -59,7 +62,6 @@ class ServerChoice:
             metavar="URL",
             envvar="REDIS_URL",
             help="The server: redis://, rediss:// or unix://. For a cluster, any of its nodes.",
-            rich_help_panel=_CONNECTION,
         ),
     ] = connection.DEFAULT_URL
 
@@ -149,7 +151,7 @@ def _count(stored: list[Any] | None) -> int:
     return int(number) if number is not None and number.isdigit() else 1
 
 
-def _number(name: str, panel: str, metavar: str = "N", **settings: Any) -> Any:
+def _number(name: str, panel: str | None, metavar: str = "N", **settings: Any) -> Any:
     return queue_option(name, panel, metavar=metavar, min=0, **settings)
 
 
@@ -161,7 +163,7 @@ class DeliveryOptions:
     not know before how long it takes.
     """
 
-    visibility_timeout_seconds: Annotated[float, _number("visibility_timeout_seconds", _DELIVERY, "SECONDS")] = (
+    visibility_timeout_seconds: Annotated[float, _number("visibility_timeout_seconds", None, "SECONDS")] = (
         DEFAULT_VISIBILITY_TIMEOUT_SECONDS
     )
     heartbeat_interval_seconds: Annotated[
@@ -189,7 +191,6 @@ class DeliveryOptions:
             min=1,
             help="How often to try a message. It then goes to the dead letters; if N is 1 and there is a failed list, "
             "to that.",
-            rich_help_panel=_FAILURE,
         ),
     ] = 1
     initial_delay_seconds: Annotated[

@@ -52,7 +52,6 @@ def dashboard(
             envvar="RMQ_DASHBOARD_TOKEN",
             help="What people must know to log in. Use the variable: every user of a machine can read command lines.",
             show_default=False,
-            rich_help_panel=_SECURITY,
         ),
     ] = None,
     allowed_host: Annotated[

@@ -16,7 +16,7 @@ import typer.core
 import typer.main
 from redis.exceptions import RedisClusterException, RedisError
 
-from redis_message_queue.cli.command import CommandLine
+from redis_message_queue.cli.command import CommandGroup, CommandLine, HelpAll
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.output import PrintableFormatter, say
 from redis_message_queue.values.errors import RedisMessageQueueError
@@ -59,8 +59,16 @@ COMMANDS: dict[str, str] = {
 }
 
 
-class LazyCommands(typer.core.TyperGroup):
+# On the second page of help: `rmq --help-all`.
+RARE_COMMANDS = frozenset(
+    {"trace", "cancel", "export", "import", "purge", "tenants", "partitions", "schedule", "resume"}
+)
+
+
+class LazyCommands(CommandGroup):
     """A group that knows the names of its commands, and imports a command when somebody asks for it."""
+
+    rare_commands = RARE_COMMANDS
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -87,13 +95,14 @@ def _load(name: str) -> Any:
     return command
 
 
-app = typer.Typer(cls=LazyCommands, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(cls=LazyCommands, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 @app.callback(invoke_without_command=True)
 def rmq(
     context: typer.Context,
     show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+    help_all: HelpAll = False,
 ) -> None:
     """A message queue on Redis that does not lose messages, does not double them, and does not make people wait."""
     if show_version:

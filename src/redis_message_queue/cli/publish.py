@@ -27,12 +27,10 @@ _DEDUPLICATION, _BACKPRESSURE = "Deduplication", "Backpressure"
 class Deduplication:
     """How a message is recognised that was published before."""
 
-    deduplication: Annotated[bool, queue_option("deduplication", _DEDUPLICATION, "--deduplication")] = False
+    deduplication: Annotated[bool, queue_option("deduplication", None, "--deduplication")] = False
     dedup_key: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY", help="The deduplication key, for a single MESSAGE.", rich_help_panel=_DEDUPLICATION
-        ),
+        typer.Option(metavar="KEY", help="The deduplication key, for a single MESSAGE."),
     ] = None
     dedup_key_field: Annotated[
         str | None,

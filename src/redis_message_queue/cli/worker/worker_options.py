@@ -24,7 +24,7 @@ from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.values.errors import ConfigurationError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
-_WATCH = "Health and logs"
+_WATCH, _CLAIMS, _PROCESSES = "Health and logs", "Claiming messages", "Starting and stopping"  # the second page of help
 _WEIGHTED = re.compile(r"(.+)=([0-9]+)", re.DOTALL)
 _WITH_HANDLER = re.compile(r"(.+?)=([^\W\d][\w.]*:[\w.]+)(?:=([0-9]+))?", re.DOTALL)
 
@@ -128,20 +128,36 @@ class LoopOptions:
         ),
     ] = 1
     prefetch: Annotated[
-        int, typer.Option(metavar="N", min=1, max=MAX_MESSAGES, help="How many messages to claim in one round trip.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MAX_MESSAGES,
+            help="How many messages to claim in one round trip.",
+            rich_help_panel=_CLAIMS,
+        ),
     ] = 1
     batch_size: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=MAX_MESSAGES, help="Call the handler with lists of up to N messages."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MAX_MESSAGES,
+            help="Call the handler with lists of up to N messages.",
+            rich_help_panel=_CLAIMS,
+        ),
     ] = None
     batch_seconds: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="How long to wait for a list to fill.")
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="How long to wait for a list to fill.", rich_help_panel=_CLAIMS),
     ] = None
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when no message is pending.")] = False
     wait_for_retries: Annotated[
         bool,
         typer.Option(
-            "--wait-for-retries", help="With --until-empty: also wait for the next attempts of messages that failed."
+            "--wait-for-retries",
+            help="With --until-empty: also wait for the next attempts of messages that failed.",
+            rich_help_panel=_CLAIMS,
         ),
     ] = False
 
@@ -151,13 +167,18 @@ class ProcessOptions:
     """How many processes there are, and how they start and end."""
 
     processes: Annotated[int, typer.Option(metavar="N", min=1, max=1_000, help="How many processes to run.")] = 1
-    payload_bytes: Annotated[bool, typer.Option("--bytes", help="Pass payloads as bytes instead of str.")] = False
+    payload_bytes: Annotated[
+        bool, typer.Option("--bytes", help="Pass payloads as bytes instead of str.", rich_help_panel=_CLAIMS)
+    ] = False
     reload: Annotated[
         bool,
         typer.Option("--reload", help="For development: restart the processes when a file of your modules changes."),
     ] = False
     wait: Annotated[
-        bool, typer.Option(help="Wait for a server that cannot be reached at the start, instead of ending.")
+        bool,
+        typer.Option(
+            help="Wait for a server that cannot be reached at the start, instead of ending.", rich_help_panel=_PROCESSES
+        ),
     ] = True
     grace_seconds: Annotated[
         float | None,
@@ -166,6 +187,7 @@ class ProcessOptions:
             min=0,
             help="How long a stop waits for handlers before it abandons them.",
             show_default="as long as they take",
+            rich_help_panel=_PROCESSES,
         ),
     ] = None
 
@@ -181,7 +203,6 @@ class WatchOptions:
             min=0,
             max=65_535,
             help="Serve /healthz, /readyz and /metrics on this port; 0 chooses a free one.",
-            rich_help_panel=_WATCH,
         ),
     ] = None
     health_host: Annotated[
@@ -207,9 +228,7 @@ class WatchOptions:
             rich_help_panel=_WATCH,
         ),
     ] = None
-    log_level: Annotated[LogLevel, typer.Option(help="The level of the log on stderr.", rich_help_panel=_WATCH)] = (
-        "warning"
-    )
+    log_level: Annotated[LogLevel, typer.Option(help="The level of the log on stderr.")] = "warning"
     log_format: Annotated[
         LogFormat, typer.Option(help="Lines of text, or a JSON object a line.", rich_help_panel=_WATCH)
     ] = "text"
