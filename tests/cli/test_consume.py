@@ -123,6 +123,14 @@ def test_any_other_status_fails_the_message_and_is_kept(caplog, rmq, queue):
     assert (record.payload, record.error) == ("bad", "exit status 1")
 
 
+def test_the_exit_status_tells_of_messages_that_no_command_got(rmq, queue, client):
+    """Its claim has moved the message to the dead letters; the next one is handled."""
+    client.lpush(queue.key.pending, "foreign")
+    queue.publish("good")
+    ended = rmq("consume", "orders", "--exec", "cat")
+    assert (ended.status, queue.stats().dead_letters, queue.stats().pending) == (ExitStatus.FAILED, 1, 0)
+
+
 @pytest.mark.promise("With `rmq consume --exec` the exit status of the command decides, and failed messages are kept.")
 def test_a_failed_message_is_tried_again_as_often_as_asked(rmq, queue, tmp_path):
     queue.publish("x")

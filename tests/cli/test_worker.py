@@ -40,6 +40,7 @@ def test_it_gives_every_message_to_the_function(run_worker, queue, tmp_path, arg
         "retried": 0,
         "attempts": 8,
         "dead_lettered": 0,
+        "refused_at_claim": 0,
         "left_behind": 0,
         "unsettled": 0,
     }
@@ -64,7 +65,7 @@ def test_a_signal_lets_handlers_finish_and_gives_back_the_rest(worker, queue, tm
     assert [line.split()[0] for line in err.splitlines()] == ["rmq", "stopping"]
     assert handled(tmp_path) == ["a"]
     assert (queue.stats().pending, queue.stats().processing) == (2, 0)
-    assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2", "0", "0", "1", "0", "0", "0"]
+    assert [line.split()[-1] for line in out.splitlines()] == ["1", "0", "2", "0", "0", "1", "0", "0", "0", "0"]
 
 
 @pytest.mark.promise("`rmq worker --consumer-name` names its processes wherever consumers are shown.")
@@ -249,23 +250,26 @@ def test_no_failure_is_deleted(run_worker, queue, client, how):
 
 @pytest.mark.promise("`rmq worker --until-empty` ends with exit status 1 if a message failed or became a dead letter.")
 @pytest.mark.parametrize(
-    ("arguments", "dead_lettered"),
+    ("arguments", "dead_lettered", "refused"),
     [
-        (["handlers:fail", "orders", "--batch-size", "2", "--max-delivery-count", "2"], 4),
+        (["handlers:fail", "orders"], 3, 1),
+        (["handlers:fail", "orders", "--batch-size", "2", "--max-delivery-count", "2"], 0, 4),
         # Its process is restarted after half a second, and finds the message with an expired lease.
-        (["handlers:crash", "orders", "--max-delivery-count", "1", "--visibility-timeout-seconds", "0.1"], 4),
-        (["handlers:note", "orders"], 1),
+        (["handlers:crash", "orders", "--max-delivery-count", "1", "--visibility-timeout-seconds", "0.1"], 0, 4),
+        (["handlers:note", "orders"], 0, 1),
     ],
-    ids=["a batch that fails", "a crash", "foreign bytes"],
+    ids=["a failure", "a batch that fails", "a crash", "foreign bytes"],
 )
-def test_the_exit_status_tells_of_dead_letters(run_worker, queue, client, arguments, dead_lettered):
+def test_the_exit_status_tells_of_dead_letters(run_worker, queue, client, arguments, dead_lettered, refused):
     """Of those as well that a claim found, and not a handler."""
     queue.publish_many(["a", "b", "c"])
     client.lpush(queue.key.pending, "foreign")
     ended = run_worker(*arguments, "--until-empty", "--json")
     assert ended.status == ExitStatus.FAILED
-    assert queue.stats().dead_letters == dead_lettered, ended.err
-    assert 1 <= json.loads(ended.out)["dead_lettered"] <= dead_lettered  # a crash takes its process's sum with it
+    assert queue.stats().dead_letters == dead_lettered + refused, ended.err
+    totals = json.loads(ended.out)
+    assert (totals["failed"], totals["dead_lettered"]) == (0, dead_lettered)
+    assert 1 <= totals["refused_at_claim"] <= refused  # a crash takes its process's sum with it
 
 
 @pytest.mark.promise(

@@ -30,7 +30,8 @@ def text(message: Any) -> str:
 
 
 def summary_of(summary: Any) -> tuple[int, int, int]:
-    return summary.handled, summary.failed, summary.requeued
+    """How many were handled, how many failed for good, wherever they are now, and how many were requeued."""
+    return summary.handled, summary.failed + summary.dead_lettered, summary.requeued
 
 
 async def filled(shell: Shell, messages: Any = "abcd", **options: Any) -> Any:

@@ -129,7 +129,7 @@ async def test_a_loop_does_not_see_it(shell: Shell) -> None:
     handler = shell.callback(lambda message: seen.append(message.id))
     summary = await queue.run(handler, until_empty=True, prefetch=3)
     assert seen == [receipts[0].id, receipts[2].id]
-    assert (summary.handled, summary.dead_lettered) == (2, 0)
+    assert (summary.handled, summary.refused_at_claim) == (2, 0)
     assert len(events.of("cancelled")) == 1
 
 

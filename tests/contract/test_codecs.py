@@ -390,7 +390,7 @@ async def test_what_cannot_be_decoded_becomes_a_dead_letter(
     await queue.publish(good)
     with caplog.at_level(logging.WARNING):
         summary = await queue.run(shell.callback(lambda one: seen.append(one.payload)), until_empty=True)
-    assert seen == [good, good] and (summary.handled, summary.dead_lettered) == (2, 1)
+    assert seen == [good, good] and (summary.handled, summary.refused_at_claim) == (2, 1)
     (record,) = await queue.records()
     assert shell.listed(queue.key.dead_letter) == [payload]
     assert (record.reason, record.error_type) == ("undecodable", "CorruptMessageError") and what in record.error

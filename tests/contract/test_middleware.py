@@ -90,7 +90,7 @@ async def test_an_error_of_the_handler_passes_through(shell: Shell) -> None:
 
     summary = await queue.run(shell.callback(fail), middleware=[trail.middleware("m")], until_empty=True)
     assert trail.steps == ["m in", "1", "m out", "m in", "2", "m out", "m in", "3", "m out"]
-    assert (summary.failed, summary.discarded) == (2, 1)
+    assert (summary.dead_lettered, summary.discarded) == (2, 1)
 
 
 async def test_an_error_of_a_middleware_fails_the_message(shell: Shell) -> None:
@@ -102,7 +102,7 @@ async def test_an_error_of_a_middleware_fails_the_message(shell: Shell) -> None:
 
     summary = await queue.run(shell.callback(trail.handle), middleware=[shell.callback(refuse)], until_empty=True)
     (record,) = await queue.records()
-    assert (summary.failed, record.error, trail.steps) == (1, "not today", [])
+    assert (summary.dead_lettered, record.error, trail.steps) == (1, "not today", [])
 
 
 async def test_a_middleware_may_answer_itself_or_change_what_the_handler_gets(shell: Shell) -> None:

@@ -1,5 +1,6 @@
 """A handler decides what becomes of its message: it is retried later, discarded, or a dead letter."""
 
+import itertools
 import logging
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from redis_message_queue import ConfigurationError, DeadLetter, Discard, RetryLater, RetryPolicy
 from tests.contract.custom_gateways import Core, custom
 from tests.contract.shells import EVERY_WIRING, Awaited, Shell, claim_and_die, take, take_over
+from tests.contract.test_run_queues import run_queues
+from tests.tables import row
 
 pytestmark = pytest.mark.topic("What a handler decides")
 
@@ -179,9 +182,43 @@ async def test_handlers_of_a_loop_decide(shell: Shell, concurrency: int) -> None
 
     options = {"until_empty": True, "wait_for_retries": True, "concurrency": concurrency}
     summary = await queue.run(shell.callback(handle), **options)
-    assert (summary.handled, summary.failed, summary.discarded, summary.retried) == (2, 2, 1, 1)
+    assert (summary.handled, summary.dead_lettered, summary.discarded, summary.retried) == (2, 2, 1, 1)
+    assert (summary.failed, summary.refused_at_claim) == (0, 0)
     assert (summary.attempts, summary.requeued) == (6, 0)
     assert sorted(shell.listed(queue.key.dead_letter)) == [b"dead", b"fail"]
+
+
+@pytest.mark.promise("A message that ended counts once: handled, discarded, failed, dead-lettered or refused at its claim.")
+async def test_the_outcomes_of_a_loop_are_disjoint(shell: Shell, subtests: pytest.Subtests) -> None:
+    """Wherever a message ends, one number of the summary has it: as many as the list that it is in."""
+    endings = {
+        "the failed list": ({"enable_failed_queue": True}, ValueError(), (2, 0, 1)),
+        "dead letters instead of a failed list": ({}, ValueError(), (0, 2, 1)),
+        "no attempt is left": ({"retry_policy": RetryPolicy(max_attempts=1)}, ValueError(), (0, 2, 1)),
+        "the policy gives up": ({"retry_policy": RetryPolicy(give_up_on=ValueError)}, ValueError(), (0, 2, 1)),
+        "the handler decides": ({"enable_failed_queue": True}, DeadLetter("hopeless"), (0, 2, 1)),
+        "the handler discards": ({"enable_failed_queue": True}, Discard("unwanted"), (0, 0, 1)),
+    }
+    for (name, (options, error, expected)), size in itertools.product(endings.items(), (None, 2)):
+        if size is not None and isinstance(error, ValueError) and "retry_policy" not in options:
+            continue  # the whole list is requeued
+        with row(subtests, name=name, batch_size=size):
+            queue = shell.queue(f"{name} {size}".replace(" ", "-"), **options)
+            await queue.publish_many(["a", "b"])
+            shell.redis.lpush(queue.key.pending, b"foreign")
+
+            def fail(message: Any, error: Exception = error) -> None:
+                raise error
+
+            if len(queue.key.pending) % 2:  # half of them beside other queues
+                loop = run_queues(shell, {queue: 1}, shell.callback(fail), batch_size=size, until_empty=True)
+                (summary,) = await loop
+            else:
+                summary = await queue.run(shell.callback(fail), batch_size=size, until_empty=True)
+            assert (summary.failed, summary.dead_lettered, summary.refused_at_claim) == expected
+            assert summary.discarded == (2 if isinstance(error, Discard) else 0)
+            stats = await Awaited(queue).stats()
+            assert (stats.failed, stats.dead_letters) == (expected[0], expected[1] + expected[2])
 
 
 async def test_an_outcome_of_a_batch_is_that_of_each_message(shell: Shell) -> None:
@@ -284,7 +321,7 @@ async def test_a_loop_waits_for_its_retries_if_asked(shell: Shell) -> None:
             raise ValueError("not yet")
 
     summary = await queue.run(shell.callback(handle), until_empty=True)
-    assert (seen, summary.retried, summary.attempts, summary.failed) == ([1], 1, 1, 0)
+    assert (seen, summary.retried, summary.attempts, summary.dead_lettered) == ([1], 1, 1, 0)
     shell.ripen(queue)
     shell.redis.zadd(queue.key.delayed, {shell.redis.zrange(queue.key.delayed, 1, 1)[0]: 1e17})
     summary = await queue.run(shell.callback(handle), until_empty=True, wait_for_retries=True)

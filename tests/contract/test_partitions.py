@@ -275,7 +275,7 @@ async def test_failures_retries_and_dead_letters_stay_in_their_partition(shell: 
             raise ValueError(message.payload)
 
     summary = await queue.run(shell.callback(handle), until_empty=True, wait_for_retries=True)
-    assert (summary.handled, summary.failed, summary.retried) == (1, 2, 2)
+    assert (summary.handled, summary.dead_lettered, summary.retried) == (1, 2, 2)
     letters = [await Awaited(part(queue, number)).records() for number in range(3)]
     assert [[one.payload for one in some] for some in letters] == [[], [second.encode()], [third.encode()]]
     assert {one.payload for one in await Awaited(queue).records()} == {second.encode(), third.encode()}

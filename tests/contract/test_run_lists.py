@@ -114,7 +114,7 @@ async def test_a_list_whose_handler_raises_goes_back_as_a_whole(shell: Shell) ->
     summary = await queue.run(handle, batch_size=3, until_empty=True)
     assert lists == [["a", "b", "c"], *([letter] for letter in "aabbccddd")]
     assert summary_of(summary) == (0, 0, 12)
-    assert summary.dead_lettered == 4
+    assert (summary.dead_lettered, summary.refused_at_claim) == (0, 4)
     assert len(events.of("requeued")) == 12
     assert shell.listed(queue.key.dead_letter) == [b"d", b"c", b"b", b"a"]
 

@@ -226,7 +226,7 @@ async def test_delays_retries_and_expiry_work(shell: Shell, cluster: Cluster) ->
         assert await until(lambda: shell.redis.llen(queue.key.dead_letter) == 2 and completed(shell, queue))
     assert seen == {"poison": 3, "flaky": 3, "hopeless": 1}
     summary = await loop
-    assert (summary.failed, summary.retried, summary.handled) == (2, 4, 1)
+    assert (summary.dead_lettered, summary.retried, summary.handled) == (2, 4, 1)
     reasons = {text(one): one.reason for one in await queue.records("dead_letters")}
     assert reasons == {"poison": "attempts used up", "hopeless": "given up"}
     assert completed(shell, queue) == ["flaky"]

@@ -78,7 +78,7 @@ def consume(
     RMQ_MESSAGE_ID, RMQ_DELIVERY_COUNT, RMQ_PUBLISHED_AT and, if the message has a tenant, RMQ_TENANT. Ctrl-C or
     SIGTERM lets the running command finish. The same signal again ends it and requeues the message.
 
-    The exit status is 1 if there was no message, or if one failed. If a queue gives out nothing because somebody has
+    The exit status is 1 if there was no message, or if one failed or went to the dead letters. If a queue gives out nothing because somebody has
     paused it, or its tenants, the command says so.
     """
     if follow and wait_seconds:
@@ -115,6 +115,7 @@ def _consume(
             with queue.process_messages(
                 wanted, wait_seconds=_FOLLOW_WAIT_SECONDS if wait_seconds is None else wait_seconds
             ) as batch:
+                failed += batch._block.consumer.refused_at_claim  # its claim moved them to the dead letters
                 if batch:
                     failed += handle(batch)
                     taken += len(batch)

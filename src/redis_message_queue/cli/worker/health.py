@@ -180,7 +180,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 # Metrics, in the text format of Prometheus
 
-OUTCOMES = ("handled", "failed", "requeued", "discarded", "dead_lettered", "unsettled")
+BAD_OUTCOMES = ("failed", "dead_lettered", "refused_at_claim")
+OUTCOMES = ("handled", *BAD_OUTCOMES, "requeued", "discarded", "unsettled")
 
 
 def metrics(health: Health) -> Iterator[str]:

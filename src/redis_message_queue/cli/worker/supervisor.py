@@ -23,7 +23,7 @@ from redis_message_queue import RunSummary
 from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.log_format import say_in
 from redis_message_queue.cli.stop_signals import StopSignals
-from redis_message_queue.cli.worker.health import Health, HealthServer, ProcessHealth
+from redis_message_queue.cli.worker.health import BAD_OUTCOMES, Health, HealthServer, ProcessHealth
 from redis_message_queue.cli.worker.reload import CHECK_SECONDS as _RELOAD_SECONDS
 from redis_message_queue.cli.worker.reload import FileWatch
 from redis_message_queue.cli.worker.worker_options import ProcessOptions, WatchOptions, WorkerSettings
@@ -171,12 +171,11 @@ class Supervisor:
             self._say(f"{text}, and messages that it was handling come again when their leases end", "warning")
         if self._abandoned_at is not None:
             return self._stop.status
-        # A batch that fails is requeued, and counts as failed only when its messages were delivered too often.
         in_all = Counter[str]()
         for counts in self.totals.values():
             in_all.update(counts)
         # The messages of a process that ended in a handler are still in flight, whatever the next one has found.
-        incomplete = in_all["failed"] or in_all["dead_lettered"] or self._restarts
+        incomplete = any(in_all[name] for name in BAD_OUTCOMES) or self._restarts
         failed = self._settings.run["until_empty"] and incomplete
         return ExitStatus.FAILED if self._bad_exits or failed else ExitStatus.OK
 

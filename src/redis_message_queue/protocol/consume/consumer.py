@@ -41,7 +41,7 @@ class Consumer(Claimant):
     """One consumer of a queue. It claims messages; `holding` has their leases, `delivery` ends their delivery."""
 
     __slots__ = (
-        *("_entry", "attempt", "completed", "dead_lettered", "holding", "is_ended", "queue", "delivery", "watch"),
+        *("_entry", "attempt", "completed", "holding", "is_ended", "queue", "delivery", "refused_at_claim", "watch"),
     )
 
     def __init__(self, queue: QueueProtocol, *, keeps_failures: bool = False, in_loop: bool = False) -> None:
@@ -54,7 +54,7 @@ class Consumer(Claimant):
         self.delivery = Delivery(queue, keeps_failures=keeps_failures, in_loop=in_loop)
         self.attempt: ClaimAttempt | None = None
         self.completed: set[Claim] = set()  # what the handler has settled itself
-        self.dead_lettered = 0  # how many messages its claims moved there
+        self.refused_at_claim = 0  # how many messages its claims moved to the dead letters
         self._entry: Entry | None = None  # of the claim that is under way
 
     def is_stopped(self) -> bool:
@@ -181,7 +181,7 @@ class Consumer(Claimant):
         settled = await queue.store.settler.settle([claim], queue.dead_letters, reason)
         queue.emitter.log(WARNING, claim, "cannot be decoded and went to the dead letters (%s)", error)
         if settled.owned[0]:
-            self.dead_lettered += 1
+            self.refused_at_claim += 1
             await queue.emitter.emit(EventOperation.DLQ, claim=claim, error=error)
         await self.delivery.report_trimming(settled, queue.dead_letters, claim)
 
@@ -211,7 +211,7 @@ class Consumer(Claimant):
     async def on_dead(self, result: ClaimResult) -> None:
         await super().on_dead(result)
         for dead in result.dead:
-            self.dead_lettered += not dead.is_cancelled
+            self.refused_at_claim += not dead.is_cancelled
             operation = EventOperation.CANCELLED if dead.is_cancelled else EventOperation.DLQ
             await self.queue.emitter.emit(operation, message_id=dead.message_id, delivery_count=dead.delivery_count)
         if result.trim_error is not None:

@@ -41,7 +41,8 @@ class Ending(Enum):
     """How a delivery ended whose handler raised."""
 
     RETRIED = auto()  # it waits for its next attempt
-    FAILED = auto()  # it has failed for good
+    FAILED = auto()  # it has failed for good, and is in the failed list or gone
+    DEAD_LETTERED = auto()  # it is in the dead letters: its handler or the retry policy gave it up
     DISCARDED = auto()  # its handler did not want it
     LOST = auto()  # it was no longer ours
     UNCONFIRMED = auto()  # Redis did not answer: its lease decides
@@ -245,7 +246,9 @@ class Delivery:
         else:
             await self._failed_too_late(claim)
         await self.report_trimming(settled, terminal_list, claim)
-        return Ending.FAILED if settled.owned[0] else Ending.LOST
+        if not settled.owned[0]:
+            return Ending.LOST
+        return Ending.DEAD_LETTERED if terminal_list is queue.dead_letters else Ending.FAILED
 
     # -- what a handler decided
 

@@ -275,7 +275,7 @@ class Prefetcher:
 
     def live_summary(self) -> RunSummary:
         """What the loop has done so far."""
-        return replace(self.summary, dead_lettered=self._consumer.dead_lettered)
+        return replace(self.summary, refused_at_claim=self._consumer.refused_at_claim)
 
     @property
     def is_stopped(self) -> bool:
@@ -506,6 +506,7 @@ class Prefetcher:
         ending, summary = await self._delivery.handler_raised(claim, error), self.summary
         with self._lock:
             summary.failed += ending is Ending.FAILED
+            summary.dead_lettered += ending is Ending.DEAD_LETTERED
             summary.retried += ending is Ending.RETRIED
             summary.discarded += ending is Ending.DISCARDED
             summary.unsettled += ending is Ending.UNCONFIRMED
@@ -531,7 +532,7 @@ class Prefetcher:
         if self.holding.is_forked:
             return
         self._consumer.release()
-        self.summary.dead_lettered = self._consumer.dead_lettered
+        self.summary.refused_at_claim = self._consumer.refused_at_claim
         self._queue.store.claimer.leave_to_others(self._consumer)
         if self._helper is not None:
             await self._delivery.undisturbed(self._helper.end())

@@ -24,7 +24,8 @@ Middleware = Callable[[Any, Callable[[Any], Any]], Any]
 class RunSummary:
     """What a loop has done, when it ends. All but ``attempts``, ``retried`` and ``stopped_by`` count messages.
 
-    ``stopped_by`` is the signal that stopped the loop, if one did. A message that is ``left_behind`` waits behind a
+    A message that has ended counts once: as ``handled``, ``discarded``, ``failed``, ``dead_lettered`` or
+    ``refused_at_claim``. ``stopped_by`` is the signal that stopped the loop, if one did. A message that is ``left_behind`` waits behind a
     retry of its tenant, in a queue with ``ordered_tenants``: a loop that ends when nothing else waits does not handle
     it.
     """
@@ -35,7 +36,8 @@ class RunSummary:
     discarded: int = 0
     retried: int = 0
     attempts: int = 0
-    dead_lettered: int = 0  # by its claims, without calling the handler
+    dead_lettered: int = 0  # by the handler or the retry policy
+    refused_at_claim: int = 0  # moved to the dead letters without calling the handler
     left_behind: int = 0
     unsettled: int = 0  # Redis did not confirm what became of them: their leases decide
     stopped_by: Signals | None = None

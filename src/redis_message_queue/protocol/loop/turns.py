@@ -180,7 +180,7 @@ class Rounds:
         """A round has ended. Returns whether another one should begin: it found something, and nobody stops it."""
         (_, loops), totals = self._state, self.summaries()
         self._state = totals, ()
-        has_found = any(loop.summary.attempts or loop.summary.dead_lettered for loop in loops)
+        has_found = any(loop.summary.attempts or loop.summary.refused_at_claim for loop in loops)
         return has_found and self._stopped_by is None
 
     def summaries(self) -> list[RunSummary]:
