@@ -188,7 +188,9 @@ async def test_handlers_of_a_loop_decide(shell: Shell, concurrency: int) -> None
     assert sorted(shell.listed(queue.key.dead_letter)) == [b"dead", b"fail"]
 
 
-@pytest.mark.promise("A message that ended counts once: handled, discarded, failed, dead-lettered or refused at its claim.")
+@pytest.mark.promise(
+    "A message that ended counts once: handled, discarded, failed, dead-lettered or refused at its claim."
+)
 async def test_the_outcomes_of_a_loop_are_disjoint(shell: Shell, subtests: pytest.Subtests) -> None:
     """Wherever a message ends, one number of the summary has it: as many as the list that it is in."""
     endings = {
