@@ -178,7 +178,7 @@ FIELD_SENTENCES = {
         "retried": "attempts after which the message waits for the next one",
         "attempts": "how often a message was given to the handler, whatever came of it",
         "dead_lettered": "messages that the handler or the retry policy gave up, and that are in the dead letters",
-        "refused_at_claim": "messages that its claims moved to the dead letters: delivered too often, too old or unreadable",
+        "refused_at_claim": "dead letters that its claims found delivered too often, too old or unreadable",
         "left_behind": "messages that wait behind a retry of their tenant when a loop ends, with `ordered_tenants`",
         "unsettled": "messages that had a handler, or were to be requeued, and whose settlement Redis did not confirm",
         "stopped_by": "the signal that stopped the loop, or None",

@@ -78,8 +78,8 @@ def consume(
     RMQ_MESSAGE_ID, RMQ_DELIVERY_COUNT, RMQ_PUBLISHED_AT and, if the message has a tenant, RMQ_TENANT. Ctrl-C or
     SIGTERM lets the running command finish. The same signal again ends it and requeues the message.
 
-    The exit status is 1 if there was no message, or if one failed or went to the dead letters. If a queue gives out nothing because somebody has
-    paused it, or its tenants, the command says so.
+    The exit status is 1 if there was no message, or if one failed or went to the dead letters. If a queue gives out
+    nothing because somebody has paused it, or its tenants, the command says so.
     """
     if follow and wait_seconds:
         raise typer.BadParameter("use one of them: --follow waits forever", param_hint="--wait-seconds, --follow")

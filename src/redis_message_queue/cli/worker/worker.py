@@ -55,8 +55,9 @@ def worker(
     The same signal again stops at once: messages that are being handled are delivered again when their lease ends.
 
     With --until-empty, the exit status is 0 if every message was handled, discarded or waits for its next attempt. It
-    is 1 if a message failed for good or became a dead letter, also without a handler, or if a process ended in the middle of a message, because
-    its handler called sys.exit, raised KeyboardInterrupt or crashed: then that message is still in flight.
+    is 1 if a message failed for good or became a dead letter, also without a handler, or if a process ended in the
+    middle of a message, because its handler called sys.exit, raised KeyboardInterrupt or crashed: then that message is
+    still in flight.
     """
     from redis_message_queue.cli.worker.supervisor import Supervisor
 

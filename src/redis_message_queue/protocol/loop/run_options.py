@@ -25,9 +25,9 @@ class RunSummary:
     """What a loop has done, when it ends. All but ``attempts``, ``retried`` and ``stopped_by`` count messages.
 
     A message that has ended counts once: as ``handled``, ``discarded``, ``failed``, ``dead_lettered`` or
-    ``refused_at_claim``. ``stopped_by`` is the signal that stopped the loop, if one did. A message that is ``left_behind`` waits behind a
-    retry of its tenant, in a queue with ``ordered_tenants``: a loop that ends when nothing else waits does not handle
-    it.
+    ``refused_at_claim``. ``stopped_by`` is the signal that stopped the loop, if one did. A message that is
+    ``left_behind`` waits behind a retry of its tenant, in a queue with ``ordered_tenants``: a loop that ends when
+    nothing else waits does not handle it.
     """
 
     handled: int = 0
