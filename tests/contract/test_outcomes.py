@@ -193,11 +193,11 @@ async def test_handlers_of_a_loop_decide(shell: Shell, concurrency: int) -> None
 )
 async def test_the_outcomes_of_a_loop_are_disjoint(shell: Shell, subtests: pytest.Subtests) -> None:
     """Wherever a message ends, one number of the summary has it: as many as the list that it is in."""
-    endings = {
+    endings: dict[str, tuple[dict[str, Any], Exception, tuple[int, int, int]]] = {
         "the failed list": ({"enable_failed_queue": True}, ValueError(), (2, 0, 1)),
         "dead letters instead of a failed list": ({}, ValueError(), (0, 2, 1)),
         "no attempt is left": ({"retry_policy": RetryPolicy(max_attempts=1)}, ValueError(), (0, 2, 1)),
-        "the policy gives up": ({"retry_policy": RetryPolicy(give_up_on=ValueError)}, ValueError(), (0, 2, 1)),
+        "the policy gives up": ({"retry_policy": RetryPolicy(give_up_on=(ValueError,))}, ValueError(), (0, 2, 1)),
         "the handler decides": ({"enable_failed_queue": True}, DeadLetter("hopeless"), (0, 2, 1)),
         "the handler discards": ({"enable_failed_queue": True}, Discard("unwanted"), (0, 0, 1)),
     }
