@@ -379,8 +379,13 @@ def test_a_user_who_may_not_look_is_told_so_and_the_rest_goes_on(start_server, d
         permit(client, "~orders*", "+@all", "-@dangerous")
     ended = doctor(f"redis://clerk:secret@127.0.0.1:{server.port}/0", "orders")
     assert ended.status == ExitStatus.OK
-    assert "not permitted to check this" in the_one(ended, "advice", "server")[0]
+    found, change = the_one(ended, "advice", "server")
+    assert "not permitted to check this" in found and change == "ACL SETUSER <user> +info"
     assert [level for level, *_ in told(ended, "scripts")] == ["ok"]
+    with server.client() as client:
+        permit(client, "~orders*", "+@all", "-@dangerous", "-zadd")
+    found, change = the_one(doctor(f"redis://clerk:secret@127.0.0.1:{server.port}/0", "orders"), "problem", "scripts")
+    assert "ZADD" in found and change == "ACL SETUSER <user> +zadd"
     with server.client() as client:
         permit(client, "~orders*", "+@all", "-config")
     assert (

@@ -120,7 +120,7 @@ def test_a_long_dry_run_shows_the_oldest_hundred_and_says_how_many_more(rmq, tex
     assert "letter 000" in ended.out
     assert "letter 099" in ended.out
     assert "letter 100" not in ended.out
-    assert ended.err == "and 50 more\n150 would be redriven; nothing was changed\n"
+    assert ended.err == "and 50 more; 150 would be redriven; nothing was changed\n"
 
 
 def test_a_letter_whose_content_was_published_again_can_stay(rmq, queue, text_client):
@@ -144,3 +144,30 @@ def test_a_wrong_condition_is_refused_before_anything_is_changed(rmq, queue):
     assert ended.status == ExitStatus.USAGE
     assert "--where" in ended.err
     assert queue.stats().dead_letters == 3
+
+
+@pytest.mark.promise("`--where` says how many values it could not compare, because they were of another type.")
+@pytest.mark.parametrize(
+    ("command", "where", "said"),
+    [
+        (
+            "redrive orders --dry-run",
+            "json['total'] < 0",
+            "3 values of json['total'] were text and could not be compared",
+        ),
+        ("records orders", "json['n'] == 1 and not json['total'] > 5", ""),
+        ("records orders", "0 < json['total']", "3 values of json['total'] were text and could not be compared"),
+        ("peek orders", "json['total'] < 'a'", "1 value of json['total'] was a number and could not be compared"),
+        ("records orders", "json['none'] < 0", ""),
+    ],
+)
+def test_values_that_cannot_be_compared_are_counted(rmq, text_client, command, where, said):
+    made = RedisMessageQueue("orders", client=text_client)
+    made.publish({"total": 7})
+    for total in ("-1", "-2", "-3"):
+        text_client.lpush(made.key.dead_letter, f'{{"total": "{total}", "n": 1}}')
+    text_client.lpush(made.key.dead_letter, '{"total": null}', "no JSON")
+    ended = rmq(*command.split(), "--where", where)
+    assert ended.status == ExitStatus.OK
+    assert said in ended.err
+    assert ("could not be compared" in ended.err) == bool(said)

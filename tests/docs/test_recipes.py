@@ -21,7 +21,7 @@ import pytest
 import redis
 import yaml
 
-from redis_message_queue import RedisMessageQueue
+from redis_message_queue import RedisMessageQueue, queues
 from redis_message_queue.embedded import EmbeddedRedis
 from tests import fork_server
 from tests.concurrency import until
@@ -439,14 +439,22 @@ def test_a_client_with_the_ca_is_served_and_another_name_is_refused(
 
 def test_each_user_of_the_acl_file_can_play_its_role(tmp_path: Path) -> None:
     """The doctor says so, and the site cannot do what the operator can."""
-    users = files_of("acl")["users.acl"].splitlines()
-    assert users[1] == "user default off"
+    (block,) = blocks_of(RECIPES / "acl.md", "text")
+    first, *users = block.code.splitlines()
+    assert first == "user default off", "Redis accepts no comments in this file"
     # The embedded server is started by the default user, who leaves once it runs.
-    users[1] = "user default on nopass ~* &* +@all"
-    (tmp_path / "users.acl").write_text("\n".join(users[1:]) + "\n", encoding="utf-8")
+    users = ["user default on nopass ~* &* +@all", *users]
+    (tmp_path / "users.acl").write_text("\n".join(users) + "\n", encoding="utf-8")
     with EmbeddedRedis(config={"aclfile": str(tmp_path / "users.acl")}, password=False) as server:
         with server.client() as client:
             client.acl_setuser("default", enabled=False)
+        site = redis.Redis(port=server.port, username="site", password="replace-me-1", decode_responses=True)
+        admin = redis.Redis(port=server.port, username="admin", password="replace-me-0", decode_responses=True)
+        operator = redis.Redis(port=server.port, username="operator", password="replace-me-3", decode_responses=True)
+        with site, admin, operator:
+            RedisMessageQueue("orders", client=site).publish("order 1")
+            RedisMessageQueue("mails", client=admin).publish("mail 1")
+            assert [one.name for one in queues(operator)] == ["orders"], "the other queue is not theirs"
         for line in commands_of("acl"):
             assignment, command = line.split(" ", 1)
             url = assignment.removeprefix("REDIS_URL=").replace("localhost:6379", f"127.0.0.1:{server.port}")

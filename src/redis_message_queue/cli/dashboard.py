@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,8 +27,37 @@ _STOP_SECONDS = 2  # how long to wait for answers that have begun
 _SECURITY = "Access"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessOptions:
+    """Who may use the pages, and which queues they show."""
+
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            envvar="RMQ_DASHBOARD_TOKEN",
+            help="What people must know to log in. Use the variable: every user of a machine can read command lines.",
+            show_default=False,
+        ),
+    ] = None
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name under which browsers may reach it, besides localhost and addresses. Can be repeated.",
+            show_default=False,
+            rich_help_panel=_SECURITY,
+        ),
+    ] = None
+    discover: Annotated[
+        bool,
+        typer.Option(help="Also show queues that were not named.", rich_help_panel=_SECURITY),
+    ] = True
+
+
 def dashboard(
     server: ServerChoice,
+    access: AccessOptions,
     queues: Annotated[
         list[str] | None,
         typer.Argument(
@@ -45,28 +75,6 @@ def dashboard(
             "--allow-changes", help="Let people redrive, cancel, purge, pause and unschedule.", show_default=False
         ),
     ] = False,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            envvar="RMQ_DASHBOARD_TOKEN",
-            help="What people must know to log in. Use the variable: every user of a machine can read command lines.",
-            show_default=False,
-        ),
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A name under which browsers may reach it, besides localhost and addresses. Can be repeated.",
-            show_default=False,
-            rich_help_panel=_SECURITY,
-        ),
-    ] = None,
-    discover: Annotated[
-        bool,
-        typer.Option(help="Also show queues that were not named.", rich_help_panel=_SECURITY),
-    ] = True,
     key_separator: KeySeparator = "::",
     hash_tag: HashTag = None,
 ) -> None:
@@ -76,10 +84,34 @@ def dashboard(
     you search messages. It is read-only unless you add --allow-changes. It listens on this machine only, unless you
     choose another --host, which needs a token of 16 characters or more.
     """
+    _check_access(host, access.token)
+    from redis_message_queue.dashboard import Dashboard
+
+    async def serve() -> None:
+        async with open_async_client(server.url) as client:
+            made = Dashboard(
+                client,
+                queues or (),
+                allow_changes=allow_changes,
+                token=access.token,
+                allowed_hosts=[*(access.allowed_host or ()), host],
+                discover=access.discover,
+                key_separator=key_separator,
+                hash_tag=hash_tag,
+            )
+            with _listen(host, port) as listener:
+                mode = "changes allowed" if allow_changes else "read-only"
+                say(f"dashboard of {server.shown_url} at {_address(host, listener)} ({mode}), Ctrl-C to stop")
+                await _serve(made, listener)
+
+    asyncio.run(serve())
+
+
+def _check_access(host: str, token: str | None) -> None:
+    """Raise if the dashboard cannot run here, or anybody could use it."""
     try:
         import uvicorn  # noqa: F401
 
-        from redis_message_queue.dashboard import Dashboard
         from redis_message_queue.dashboard.access import is_loopback
     except ModuleNotFoundError as missing:
         if missing.name != "uvicorn":
@@ -92,25 +124,6 @@ def dashboard(
             f"--host {host} can be reached from other machines, so it needs a token: set RMQ_DASHBOARD_TOKEN to a "
             'secret text, such as the output of python -c "import secrets; print(secrets.token_urlsafe())"'
         )
-
-    async def serve() -> None:
-        async with open_async_client(server.url) as client:
-            made = Dashboard(
-                client,
-                queues or (),
-                allow_changes=allow_changes,
-                token=token,
-                allowed_hosts=[*(allowed_host or ()), host],
-                discover=discover,
-                key_separator=key_separator,
-                hash_tag=hash_tag,
-            )
-            with _listen(host, port) as listener:
-                mode = "changes allowed" if allow_changes else "read-only"
-                say(f"dashboard of {server.shown_url} at {_address(host, listener)} ({mode}), Ctrl-C to stop")
-                await _serve(made, listener)
-
-    asyncio.run(serve())
 
 
 async def _serve(made: Dashboard, listener: socket.socket) -> None:

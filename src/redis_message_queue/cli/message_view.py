@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from redis_message_queue.cli.output import Output, say, to_dict
 from redis_message_queue.values.messages import MessageRecord
 from redis_message_queue.values.plain_values import printable
+
+if TYPE_CHECKING:
+    from redis_message_queue.protocol.operate.condition import Condition
 
 Where = Annotated[
     str | None, typer.Option("--where", metavar="CONDITION", help="Only messages that match this condition.")
@@ -52,16 +56,47 @@ class MessageView:
         output.table(shown, columns=columns, title=title, empty=empty)
 
 
-def search(
-    read: Callable[[int], list[MessageRecord]], matches: Callable[[MessageRecord], bool] | None, limit: int
-) -> list[MessageRecord]:
+class Matches:
+    """A condition of `--where`; it counts the values that it met and could not compare."""
+
+    def __init__(self, condition: Condition) -> None:
+        self._condition = condition
+        self.unlike: Counter[tuple[str, str]] = Counter()
+
+    def __call__(self, record: MessageRecord) -> bool:
+        if self._condition(record):
+            return True
+        if (found := self._condition.unlike(record)) is not None:
+            self.unlike[found] += 1
+        return False
+
+    def say_unlike(self) -> None:
+        """Say which values could not be compared: their messages do not match, and perhaps should."""
+        for (source, kind), count in self.unlike.items():
+            values = (
+                f"1 value of {source} was {kind} and" if count == 1 else f"{count:,} values of {source} were {kind} and"
+            )
+            say(f"{values} could not be compared, so the condition is false for {'it' if count == 1 else 'them'}")
+
+
+def matches_for(where: str | None, fields: Mapping[str, Any] | None = None) -> Matches | None:
+    """Return what `--where` asks for; None without it."""
+    from redis_message_queue.protocol.operate.condition import RECORD, condition
+
+    return None if where is None else Matches(condition(where, fields or RECORD))
+
+
+def search(read: Callable[[int], list[MessageRecord]], matches: Matches | None, limit: int) -> list[MessageRecord]:
     """Return the first messages that match a condition; ``read(n)`` returns the first n of all."""
     if matches is None:
         return read(limit)
     depth = min(max(limit, _FIRST_STEP), SEARCHED_MESSAGES)
     while True:
         seen = read(depth)
+        matches.unlike.clear()
         found = [record for record in seen if matches(record)][:limit]
+        if len(found) == limit or len(seen) < depth or depth == SEARCHED_MESSAGES:
+            matches.say_unlike()
         if len(found) == limit or len(seen) < depth:
             return found
         if depth == SEARCHED_MESSAGES:

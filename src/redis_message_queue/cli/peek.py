@@ -9,7 +9,7 @@ import typer
 
 from redis_message_queue.cli.clients import node_of, time_at
 from redis_message_queue.cli.common_options import QueueChoice
-from redis_message_queue.cli.message_view import MessageView, Where, search
+from redis_message_queue.cli.message_view import MessageView, Where, matches_for, search
 from redis_message_queue.cli.output import Output
 from redis_message_queue.protocol.operate.reader import RecordSource
 from redis_message_queue.protocol.operate.record_pairs import record_of_stored
@@ -40,11 +40,11 @@ def peek(
     A condition is written as for `rmq redrive` and can also use due_at and consumer. It searches the first 10,000
     messages.
     """
-    from redis_message_queue.protocol.operate.condition import WAITING, condition
+    from redis_message_queue.protocol.operate.condition import WAITING
 
     if tenant is not None and source != "pending":
         raise typer.BadParameter(f"works with pending, not with {source}", param_hint="--tenant")
-    matches = None if where is None else condition(where, WAITING)
+    matches = matches_for(where, WAITING)
     with queue.open() as opened:
         found = search(lambda count: opened.peek(count, source=source, tenant=tenant), matches, limit)
     place = "in processing" if source == "processing" else source
@@ -67,9 +67,7 @@ def records(
 
     A condition is written as for `rmq redrive`. It searches the newest 10,000 records.
     """
-    from redis_message_queue.protocol.operate.condition import condition
-
-    matches = None if where is None else condition(where)
+    matches = matches_for(where)
     with queue.open() as opened:
         found = search(lambda count: opened.records(source, max_records=count), matches, limit)
     kind = {"dead_letters": "dead letters"}.get(source, f"{source} messages")

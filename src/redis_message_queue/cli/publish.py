@@ -82,11 +82,51 @@ class Backpressure:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageDetails:
+    """When and to whom the messages are delivered."""
+
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="The tenant of the messages.")] = None
+    delay_seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Do not deliver before this many seconds from now.")
+    ] = None
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Do not deliver before this time, such as 2030-01-31T08:00:00+01:00; without a zone, it is UTC.",
+        ),
+    ] = None
+    ttl_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.001, help="How long the messages may wait before they are dead letters."),
+    ] = None
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of the messages.")
+    ] = None
+    partition_key: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="In a queue with partitions: messages with the same key keep their order."),
+    ] = None
+
+    def publish_arguments(self) -> dict[str, Any]:
+        """Return these as arguments of `publish_many`."""
+        return {
+            "tenant": self.tenant,
+            "delay_seconds": self.delay_seconds,
+            "at": None if self.at is None else _time(self.at),
+            "ttl_seconds": self.ttl_seconds,
+            "headers": None if not self.header else dict(map(parse_header, self.header)),
+            "partition_key": self.partition_key,
+        }
+
+
 def publish(
     queue: QueueChoice,
     output: Output,
     deduplication: Deduplication,
     backpressure: Backpressure,
+    details: MessageDetails,
     messages: Annotated[
         list[str] | None, typer.Argument(metavar="MESSAGE", help="The messages; a single - is the lines of stdin.")
     ] = None,
@@ -98,28 +138,6 @@ def publish(
             metavar="PATH",
             help="Publish each line of this file; of a .json file, each element of its array. - is stdin.",
         ),
-    ] = None,
-    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="The tenant of the messages.")] = None,
-    delay_seconds: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="Do not deliver before this many seconds from now.")
-    ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Do not deliver before this time, such as 2030-01-31T08:00:00+01:00; without a zone, it is UTC.",
-        ),
-    ] = None,
-    ttl_seconds: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0.001, help="How long the messages may wait before they are dead letters."),
-    ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of the messages.")
-    ] = None,
-    partition_key: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="In a queue with partitions: messages with the same key keep their order."),
     ] = None,
     batch_size: Annotated[
         int, typer.Option(metavar="N", min=1, max=MAX_MESSAGES, help="How many messages to send in one round trip.")
@@ -143,20 +161,12 @@ def publish(
         raise typer.BadParameter("works with one MESSAGE; for several use --dedup-key-field", param_hint="--dedup-key")
     if messages and file is not None:
         raise typer.BadParameter("give messages or a file, not both", param_hint="--file")
-    details = {
-        "tenant": tenant,
-        "delay_seconds": delay_seconds,
-        "at": None if at is None else _time(at),
-        "ttl_seconds": ttl_seconds,
-        "headers": None if not header else dict(map(parse_header, header)),
-        "partition_key": partition_key,
-    }
     options = deduplication.queue_options() | backpressure.queue_options()
     with open_source(messages or [], file, batch_size) as source, queue.open(text=True, **options) as opened:
         results: list[bool] = []
         ids: list[str | None] | None = [] if output.json else None
         try:
-            _send(opened, source, details, results, ids)
+            _send(opened, source, details.publish_arguments(), results, ids)
         finally:
             if results or source.exhausted:
                 published = sum(results)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import typer
 
 from redis_message_queue.cli.common_options import QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.cli.message_view import MessageView, Where
+from redis_message_queue.cli.message_view import Matches, MessageView, Where, matches_for
 from redis_message_queue.cli.output import Output, say
 from redis_message_queue.values.messages import MessageRecord
 
@@ -18,20 +19,27 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _SHOWN_ROWS = 100  # in the table of a dry run; JSON has all
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionOptions:
+    """Which messages of a list to redrive."""
+
+    where: Where = None
+    ids: Annotated[
+        list[str] | None, typer.Option("--ids", metavar="ID,...", help="Only messages with these ids. Can be repeated.")
+    ] = None
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many, the oldest first.")
+    ] = None
+
+
 def redrive(
     queue: QueueChoice,
     output: Output,
     view: MessageView,
+    selected: SelectionOptions,
     source: Annotated[
         Literal["dead_letters", "failed"], typer.Option("--from", help="The list to redrive.")
     ] = "dead_letters",
-    where: Where = None,
-    ids: Annotated[
-        list[str] | None, typer.Option("--ids", metavar="ID,...", help="Only messages with these ids. Can be repeated.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many, the oldest first.")
-    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show which messages would be redriven; change nothing.")
     ] = False,
@@ -60,27 +68,21 @@ def redrive(
 
     The exit status is 1 if the list does not have one of the --ids.
     """
-    from redis_message_queue.protocol.operate.condition import condition
-
-    matches = None if where is None else condition(where)
-    wanted = _checked_ids(ids)
-    missing = dict.fromkeys(wanted)
-    first: list[MessageRecord] = []
+    selection = _Selection(matches_for(selected.where), _checked_ids(selected.ids))
+    shown: list[MessageRecord] = []
 
     def selects(record: MessageRecord) -> bool:
-        if (wanted and record.id not in wanted) or not (matches is None or matches(record)):
-            return False
-        missing.pop(record.id or "", None)
-        if dry_run and output.json:
-            output.line(view.row(record))
-        elif dry_run and len(first) < _SHOWN_ROWS:
-            first.append(record)
-        return True
+        if chosen := selection.has(record):
+            if dry_run and output.json:
+                output.line(view.row(record))
+            elif dry_run and len(shown) < _SHOWN_ROWS:
+                shown.append(record)
+        return chosen
 
     options = {"deduplication": True} if respect_deduplication else {}
     with queue.open(text=True, **options) as opened:
         summary = (opened.redrive_failed if source == "failed" else opened.redrive_dead_letters)(
-            max_messages=len(wanted) if limit is None and wanted else limit,
+            max_messages=selected.limit or len(selection.ids) or None,
             where=selects,
             dry_run=dry_run,
             respect_deduplication=respect_deduplication,
@@ -88,15 +90,34 @@ def redrive(
     if not dry_run:
         output.document(summary)
     elif not output.json:
-        view.show(output, first, title=f"{queue.name}: would be redriven", empty="no message matches")
-        if summary.matched > _SHOWN_ROWS:
-            say(f"and {summary.matched - _SHOWN_ROWS:,} more")
-        say(f"{summary.matched:,} would be redriven; nothing was changed")
-    if missing and limit is None:
-        messages = "failed messages" if source == "failed" else "dead letters"
-        say(f"rmq redrive: not among the {messages}, or excluded by --where: {', '.join(missing)}")
+        view.show(output, shown, title=f"{queue.name}: would be redriven", empty="no message matches")
+        more = f"and {summary.matched - _SHOWN_ROWS:,} more; " if summary.matched > _SHOWN_ROWS else ""
+        say(f"{more}{summary.matched:,} would be redriven; nothing was changed")
+    return selection.report(
+        "failed messages" if source == "failed" else "dead letters", complete=selected.limit is None
+    )
+
+
+class _Selection:
+    """The messages that the user has chosen by a condition and by ids, and the ids that were not met."""
+
+    def __init__(self, matches: Matches | None, ids: Sequence[str]) -> None:
+        self._matches, self.ids, self._missing = matches, ids, dict.fromkeys(ids)
+
+    def has(self, record: MessageRecord) -> bool:
+        if (self.ids and record.id not in self.ids) or not (self._matches is None or self._matches(record)):
+            return False
+        self._missing.pop(record.id or "", None)
+        return True
+
+    def report(self, messages: str, *, complete: bool) -> ExitStatus | None:
+        """Say what could not be compared, and which ids were not there if the list was searched completely."""
+        if self._matches is not None:
+            self._matches.say_unlike()
+        if not self._missing or not complete:
+            return None
+        say(f"rmq redrive: not among the {messages}, or excluded by --where: {', '.join(self._missing)}")
         return ExitStatus.FAILED
-    return None
 
 
 def _checked_ids(given: Sequence[str] | None) -> list[str]:

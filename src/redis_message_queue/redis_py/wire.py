@@ -153,11 +153,13 @@ def not_permitted(error: Exception, operation: str) -> NotPermittedError | None:
     else:
         what, grant = "access a key", "~<queue>::*, with the name of the queue"
     after = "; the script was stopped there, and what it had done before stays done" if in_script else ""
-    return NotPermittedError(
+    refusal = NotPermittedError(
         f"the Redis user of this client may not {what}, which {operation} needs; grant it: ACL SETUSER <user> {grant} "
         f"(`rmq doctor` checks all that a user needs){after}",
         operation=operation,
     )
+    refusal.grant = grant
+    return refusal
 
 
 def with_advice(answers: list[Any], commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:

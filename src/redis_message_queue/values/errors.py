@@ -138,8 +138,11 @@ class PartitionCountError(RedisMessageQueueError, RuntimeError):
 class NotPermittedError(LuaScriptError, redis.exceptions.NoPermissionError):
     """The Redis user may not run a command or access a key: the text names it and says what to grant.
 
-    A script that met it half-way was stopped there, and what it had done before stays done.
+    A script that met it half-way was stopped there, and what it had done before stays done. ``grant`` is what to add
+    with ACL SETUSER.
     """
+
+    grant: str = ""
 
 
 class RetryBudgetExhaustedError(RedisMessageQueueError, redis.exceptions.RedisError):

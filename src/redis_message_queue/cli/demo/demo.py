@@ -42,24 +42,13 @@ def demo(
     At the end the demo compares what was published with what was processed. If pyspark is installed, Spark makes a
     report from the queue's journal. The exit status is 0 if the numbers agree, and 1 if they do not.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.text import Text
 
     from redis_message_queue.cli.demo import scenario
     from redis_message_queue.embedded import EmbeddedRedis
 
-    console, begun = Console(quiet=output.json, soft_wrap=True), time.monotonic()
-
-    def show(*parts: str | tuple[str, str]) -> None:
-        if console.is_terminal:
-            console.print(Text.assemble(*parts))
-        elif not output.json:  # rich exits with a status of its own if nobody reads the pipe any more
-            print(Text.assemble(*parts).plain, flush=True)
-
-    def say(text: str, style: str = "") -> None:
-        show((f"{time.monotonic() - begun:4.1f} s", "dim"), "  ", (text, style))
-
+    screen = _Screen(output)
+    show, say, console = screen.show, screen.say, screen.console
     with EmbeddedRedis() as server:
         say(f"a private {server.flavour} {'.'.join(map(str, server.version))} listens on port {server.port}")
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -76,11 +65,10 @@ def demo(
             show((f"The balance does not hold: {'; '.join(complaints)}", "bold red"))
         else:
             show(("The balance holds: nothing was lost and nothing was done twice.", "bold green"))
-        directory = (into or Path(tempfile.mkdtemp(prefix="rmq-demo-"))).absolute() if report else None
-        if directory is not None and before_report is not None:
+        if report and before_report is not None:
             subprocess.run(shlex.split(before_report), check=False)  # without Spark, make_report says what is missing
             importlib.invalidate_caches()  # of directories that had no pyspark a minute ago
-        made = None if directory is None else make_report(server.url, directory, say)
+        made = make_report(server.url, into, say) if report else None
     if made is not None:
         if made.verdict == "balanced":
             show(("The journal agrees: every message is accounted for.", "bold green"))
@@ -94,7 +82,31 @@ def demo(
     return ExitStatus.FAILED if complaints else ExitStatus.OK
 
 
-def make_report(url: str, directory: Path, say: Say) -> ReportResult | None:
+class _Screen:
+    """Where the demo says what happens; nowhere if a script wants JSON."""
+
+    def __init__(self, output: Output) -> None:
+        from rich.console import Console
+
+        self.console, self._quiet, self._begun = (
+            Console(quiet=output.json, soft_wrap=True),
+            output.json,
+            time.monotonic(),
+        )
+
+    def show(self, *parts: str | tuple[str, str]) -> None:
+        from rich.text import Text
+
+        if self.console.is_terminal:
+            self.console.print(Text.assemble(*parts))
+        elif not self._quiet:  # rich exits with a status of its own if nobody reads the pipe any more
+            print(Text.assemble(*parts).plain, flush=True)
+
+    def say(self, text: str, style: str = "") -> None:
+        self.show((f"{time.monotonic() - self._begun:4.1f} s", "dim"), "  ", (text, style))
+
+
+def make_report(url: str, into: Path | None, say: Say) -> ReportResult | None:
     """Archive the journal as a Delta table and make a page of it with Spark; None if Spark is not installed."""
     try:
         from redis_message_queue.spark import session
@@ -110,6 +122,7 @@ def make_report(url: str, directory: Path, say: Say) -> ReportResult | None:
 
     say("Spark is starting on this machine, which takes some seconds")
     spark = session("rmq demo", "local[2]", **QUICK_START)
+    directory = (into or Path(tempfile.mkdtemp(prefix="rmq-demo-"))).absolute()
     path, output = str(directory / "archive"), str(directory / "report")
     try:
         say("Spark archives the journal, in which the queue's scripts recorded every change")

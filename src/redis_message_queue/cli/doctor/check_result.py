@@ -10,6 +10,8 @@ from typing import ParamSpec
 
 from redis.exceptions import NoPermissionError, ResponseError
 
+from redis_message_queue.redis_py.wire import not_permitted
+
 P = ParamSpec("P")
 
 
@@ -43,6 +45,12 @@ def problem(check: str, found: str, change: str) -> CheckResult:
     return CheckResult(level=CheckLevel.PROBLEM, check=check, found=found, change=change)
 
 
+def grant_for(error: Exception) -> str:
+    """Return the ACL rule for what a refusal is about: a command, or the keys of a queue."""
+    refusal = not_permitted(error, "a check") or error
+    return f"ACL SETUSER <user> {getattr(refusal, 'grant', '') or '+info +config|get'}"
+
+
 def report_refusals(
     name: str,
 ) -> Callable[[Callable[P, Iterator[CheckResult]]], Callable[P, Iterator[CheckResult]]]:
@@ -54,7 +62,7 @@ def report_refusals(
             try:
                 yield from check(*args, **kwargs)
             except NoPermissionError as error:
-                yield advice(name, f"not permitted to check this: {error}", "use a user with +info +config|get")
+                yield advice(name, f"not permitted to check this: {error}", grant_for(error))
             except ResponseError as error:
                 yield problem(name, f"the server refused the check: {error}", "fix what the server reports")
 

@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.clients import node_of, text_of
-from redis_message_queue.cli.doctor.check_result import CheckResult, advice, ok, problem, report_refusals
+from redis_message_queue.cli.doctor.check_result import CheckResult, advice, grant_for, ok, problem, report_refusals
 from redis_message_queue.options.declared import MOST_PARTITIONS
 from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.stored.keys import KEY_MAP, REGISTRY_KEY, QueueKeys, partition_keys, refuse_reserved_words
@@ -237,10 +237,6 @@ def _clear(queue: RedisMessageQueue, client: Any) -> None:
 def _failure(error: Exception, name: str) -> CheckResult:
     said = " ".join(str(error).split())
     if isinstance(error, NoPermissionError) or any(word in said for word in _FORBIDDEN):
-        return problem(
-            "scripts",
-            f"this user lacks permissions for a queue: {said}",
-            f"ACL SETUSER <user> ~{name.partition(TEST_QUEUE)[0] or 'NAME::'}* +@all -@dangerous +info, or fewer "
-            "commands: EVALSHA, EVAL, BLPOP and those that the scripts call are needed",
-        )
+        grant = grant_for(error).replace("<queue>::*", f"{name.partition(TEST_QUEUE)[0] or 'NAME::'}*")
+        return problem("scripts", f"this user lacks permissions for a queue: {said}", grant)
     return problem("scripts", f"no message could go through {name}: {said}", "fix what the server reports")

@@ -14,7 +14,7 @@ import json
 import operator
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -71,6 +71,7 @@ _METHODS: Mapping[str, int] = {
     "startswith": 1,
     "endswith": 1,
 }  # the methods of texts, and how many arguments they have
+_WORDS: Mapping[type, str] = {str: "text", list: "a list", dict: "an object"}
 _MAX_PARTS = 200  # parts can be nested, and Python's stack is limited
 _MAX_LENGTH = 10_000
 
@@ -186,6 +187,18 @@ class Order(Expression):
         except TypeError:
             return False
 
+    def unlike(self, record: Any) -> tuple[str, str] | None:
+        """Return the value of JSON that cannot be compared here, and what it is; None if it can, or is None."""
+        left, right = self.left.value(record), self.right.value(record)
+        if left is None or right is None:
+            return None
+        try:
+            _COMPARE[self.sign](left, right)
+        except TypeError:
+            part, value = (self.left, left) if self.left.kind is Kind.ANY else (self.right, right)
+            return part.source, _WORDS.get(type(value), "a number")
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Membership(Expression):
@@ -210,6 +223,21 @@ class Condition:
 
     def __call__(self, record: Any) -> bool:
         return bool(self.part.value(record))
+
+    def unlike(self, record: Any) -> tuple[str, str] | None:
+        """Return the first value of JSON of a type that the condition cannot order, and its type in words."""
+        return next((found for one in _orders(self.part) if (found := one.unlike(record))), None)
+
+
+def _orders(part: Expression) -> Iterator[Order]:
+    match part:
+        case Order():
+            yield part
+        case Negation(part=inside):
+            yield from _orders(inside)
+        case Together(parts=parts):
+            for one in parts:
+                yield from _orders(one)
 
 
 # -- parsing
