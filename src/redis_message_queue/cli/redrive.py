@@ -20,9 +20,12 @@ _SHOWN_ROWS = 100  # in the table of a dry run; JSON has all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionOptions:
-    """Which messages of a list to redrive."""
+class RedriveOptions:
+    """Which messages of which list to redrive."""
 
+    source: Annotated[Literal["dead_letters", "failed"], typer.Option("--from", help="The list to redrive.")] = (
+        "dead_letters"
+    )
     where: Where = None
     ids: Annotated[
         list[str] | None, typer.Option("--ids", metavar="ID,...", help="Only messages with these ids. Can be repeated.")
@@ -30,25 +33,22 @@ class SelectionOptions:
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many, the oldest first.")
     ] = None
-
-
-def redrive(
-    queue: QueueChoice,
-    output: Output,
-    view: MessageView,
-    selected: SelectionOptions,
-    source: Annotated[
-        Literal["dead_letters", "failed"], typer.Option("--from", help="The list to redrive.")
-    ] = "dead_letters",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show which messages would be redriven; change nothing.")
-    ] = False,
     respect_deduplication: Annotated[
         bool,
         typer.Option(
             "--respect-deduplication",
             help="Leave out messages whose content was published again, in a queue that deduplicates by content.",
         ),
+    ] = False
+
+
+def redrive(
+    queue: QueueChoice,
+    output: Output,
+    view: MessageView,
+    chosen: RedriveOptions,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show which messages would be redriven; change nothing.")
     ] = False,
 ) -> ExitStatus | None:
     """Publish dead letters again, each with a new id and a delivery count of 0.
@@ -68,24 +68,24 @@ def redrive(
 
     The exit status is 1 if the list does not have one of the --ids.
     """
-    selection = _Selection(matches_for(selected.where), _checked_ids(selected.ids))
+    selection = _Selection(matches_for(chosen.where), _checked_ids(chosen.ids))
     shown: list[MessageRecord] = []
 
     def selects(record: MessageRecord) -> bool:
-        if chosen := selection.has(record):
+        if has := selection.has(record):
             if dry_run and output.json:
                 output.line(view.row(record))
             elif dry_run and len(shown) < _SHOWN_ROWS:
                 shown.append(record)
-        return chosen
+        return has
 
-    options = {"deduplication": True} if respect_deduplication else {}
+    options = {"deduplication": True} if chosen.respect_deduplication else {}
     with queue.open(text=True, **options) as opened:
-        summary = (opened.redrive_failed if source == "failed" else opened.redrive_dead_letters)(
-            max_messages=selected.limit or len(selection.ids) or None,
+        summary = (opened.redrive_failed if chosen.source == "failed" else opened.redrive_dead_letters)(
+            max_messages=chosen.limit or len(selection.ids) or None,
             where=selects,
             dry_run=dry_run,
-            respect_deduplication=respect_deduplication,
+            respect_deduplication=chosen.respect_deduplication,
         )
     if not dry_run:
         output.document(summary)
@@ -94,7 +94,7 @@ def redrive(
         more = f"and {summary.matched - _SHOWN_ROWS:,} more; " if summary.matched > _SHOWN_ROWS else ""
         say(f"{more}{summary.matched:,} would be redriven; nothing was changed")
     return selection.report(
-        "failed messages" if source == "failed" else "dead letters", complete=selected.limit is None
+        "failed messages" if chosen.source == "failed" else "dead letters", complete=chosen.limit is None
     )
 
 

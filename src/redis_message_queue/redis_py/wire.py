@@ -151,11 +151,12 @@ def not_permitted(error: Exception, operation: str) -> NotPermittedError | None:
         what = f"run {' or '.join(one.upper() for one in commands) or 'a command'}"
         grant = " ".join(f"+{one.lower()}" for one in commands)
     else:
-        what, grant = "access a key", "~<queue>::*, with the name of the queue"
+        what, grant = "access a key", "~<queue>::*"
     after = "; the script was stopped there, and what it had done before stays done" if in_script else ""
     refusal = NotPermittedError(
-        f"the Redis user of this client may not {what}, which {operation} needs; grant it: ACL SETUSER <user> {grant} "
-        f"(`rmq doctor` checks all that a user needs){after}",
+        f"the Redis user of this client may not {what}, which {operation} needs; grant it: ACL SETUSER <user> {grant}"
+        f"{', with the name of the queue' if grant.startswith('~') else ''} (`rmq doctor` checks all that a user "
+        f"needs){after}",
         operation=operation,
     )
     refusal.grant = grant

@@ -11,6 +11,7 @@ from typing import ParamSpec
 from redis.exceptions import NoPermissionError, ResponseError
 
 from redis_message_queue.redis_py.wire import not_permitted
+from redis_message_queue.values.errors import NotPermittedError
 
 P = ParamSpec("P")
 
@@ -47,8 +48,8 @@ def problem(check: str, found: str, change: str) -> CheckResult:
 
 def grant_for(error: Exception) -> str:
     """Return the ACL rule for what a refusal is about: a command, or the keys of a queue."""
-    refusal = not_permitted(error, "a check") or error
-    return f"ACL SETUSER <user> {getattr(refusal, 'grant', '') or '+info +config|get'}"
+    refusal = error if isinstance(error, NotPermittedError) else not_permitted(error, "a check")
+    return f"ACL SETUSER <user> {(refusal and refusal.grant) or '+info +config|get'}"
 
 
 def report_refusals(
