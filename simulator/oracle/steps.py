@@ -15,7 +15,7 @@ from simulator.oracle.invariants import fail
 from simulator.server import Step
 
 # Words of keys that must have an expiry time.
-EXPIRING = ("reply", "deduplication", "tenant_deduplication", "timer_owner", "longest")
+EXPIRING = ("reply", "deduplication", "tenant_deduplication", "timer_owner", "longest", "connected_workers")
 
 
 @lru_cache(4096)

@@ -58,7 +58,9 @@ async def running(shell: Shell, queue: Any, handler: Any, **options: Any) -> Asy
     finally:
         await queue.drain(timeout=0)
         with contextlib.suppress(redis.ConnectionError):
-            shell.redis.lpush(queue.key.wakeup, "1")  # so that no worker waits for the rest of its second
+            shell.redis.lpush(
+                queue.queue.partition(0).key.wakeup, "1"
+            )  # so that no worker waits for the rest of its second
         await asyncio.wait({loop}, timeout=2 * LIMIT_SECONDS)
         assert loop.done(), "the loop does not end"
 

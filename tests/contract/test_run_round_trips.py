@@ -57,7 +57,7 @@ async def test_an_idle_loop_sends_at_most_two_commands_a_second(shell: Shell) ->
         with Sent(shell.server) as sent:
             await asyncio.sleep(1.3)
     assert 2 <= len(sent.commands) <= 2 * sent.seconds + 2
-    assert set(sent.commands) == {"EVALSHA", "BLPOP"}
+    assert set(sent.commands) - {"EVAL"} == {"EVALSHA", "BLPOP"}  # the first entry of a worker brings its script
 
 
 @pytest.mark.promise(

@@ -393,6 +393,16 @@ class Caller:
         words = self._words("share_state", {}, (), identity="ab")
         return self._send_words("share_state", [*words, *(part for one in changes for part in one)])
 
+    def announce_worker(self, description: str = '{"pid": 1}', former: bytes = b"", idle_us: int = -1) -> bytes:
+        """Keep the entry of a worker that has run for a second."""
+        given: dict[str, Any] = {
+            "former": former,
+            "running_us": 1_000_000,
+            "idle_us": idle_us,
+            "description": description,
+        }
+        return self._send("announce_worker", {}, keep_ms=30_000, **given)
+
     def notify(self) -> int:
         return self._send("notify", {})
 

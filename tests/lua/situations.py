@@ -1014,6 +1014,17 @@ def notify(caller: Caller) -> Call:
     return caller.notify
 
 
+def announce_worker(caller: Caller) -> Call:
+    """Its entry takes the place of the one before, beside one that has expired."""
+    caller.client.zadd(KEYS.connected_workers, {"expired": 1})
+    former = caller.announce_worker()
+    return partial(caller.announce_worker, former=former, idle_us=5)
+
+
+def announce_worker_that_ends(caller: Caller) -> Call:
+    return partial(caller.announce_worker, "", caller.announce_worker())
+
+
 def claim_with_a_tick(caller: Caller) -> Call:
     """The caller is told that a schedule has a tick."""
     caller.schedule(next=1)
@@ -1334,8 +1345,9 @@ NUMBERED = (
     *(*CANCELS, *PAUSES, *SCHEDULES),
 )
 OPENINGS: tuple[Situation, ...] = (open_queue, open_queue_with_partitions, grow_partition, share_state)
+WORKERS: tuple[Situation, ...] = (announce_worker, announce_worker_that_ends)
 READS: tuple[Situation, ...] = (stats, read_page, read_schedules, read_shared_state)
-EVERY = (*NUMBERED, *BACKFILLS, *RENEWALS, *READS, *OPENINGS, notify)
+EVERY = (*NUMBERED, *BACKFILLS, *RENEWALS, *READS, *OPENINGS, *WORKERS, notify)
 
 
 @cache

@@ -62,6 +62,7 @@ FULLEST: list[tuple[Situation, set[str]]] = [
     (situations.grow_partition, set()),
     (situations.read_shared_state, set()),
     (situations.share_state, set()),
+    (situations.announce_worker, set()),
     (situations.notify, set()),
     (group_situations.acquire_group, set()),
     (group_situations.fill_batch_everything_at_once, {"expired"}),
@@ -112,6 +113,7 @@ RIGHT = {
     **dict.fromkeys(("reply", "ack_reply", "marker", "markers", "tenant_backlog", "longest"), "string"),
     **dict.fromkeys(("leases", "expired", "delayed", "tenant_ring", "cancelled", "schedules"), "zset"),
     "tenant_in_flight": "zset",
+    "connected_workers": "zset",
 }
 
 

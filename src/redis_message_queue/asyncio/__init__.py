@@ -19,6 +19,7 @@ from redis_message_queue.values.errors import *  # noqa: F403  its __all__ is ou
 from redis_message_queue.values.events import EventOperation, EventOutcome, QueueEvent
 from redis_message_queue.values.messages import (
     ClaimedMessage,
+    ConnectedWorker,
     MessageRecord,
     QueueStats,
     Receipt,
@@ -34,6 +35,7 @@ __all__ = [
     "AbstractRedisGateway",
     "BaseGracefulInterruptHandler",
     "ClaimedMessage",
+    "ConnectedWorker",
     "DeadLetter",
     "Discard",
     "EventDrivenInterruptHandler",

@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "stats": "stats",
     "peek": "peek",
     "records": "peek",
+    "workers": "workers",
     "trace": "trace",
     "cancel": "cancel",
     "redrive": "redrive",

@@ -97,6 +97,13 @@ KEY_MAP = (
         "The name, host and process id of a process whose consumers have a `consumer_name`. Claim tokens contain "
         "`<process>`.",
     ),
+    KeyKind(
+        "connected_workers",
+        "ZSET, TTL",
+        "An entry of each `run()`, `run_queues` and `rmq worker`, scored by the time when it expires: since when the "
+        "loop runs, when it last claimed, and as JSON its process, host, version and concurrency. In a queue with "
+        "partitions, the first has it.",
+    ),
     KeyKind("wakeup", "LIST", "At most one wake-up token, which a waiting consumer pops when there is work."),
     KeyKind("journal", "STREAM", "The state changes of this queue's messages, if the queue has a journal."),
     KeyKind(
@@ -185,6 +192,7 @@ class QueueKeys:
     leases: str
     deliveries: str
     wakeup: str
+    connected_workers: str
     timer_owner: str
     delayed: str
     delayed_messages: str

@@ -43,7 +43,7 @@ CONSUMER = Role(
     "claims, renews and settles messages, and publishes their results",
     (
         *("claim", "take", "settle", "ack_one", "ack_and_take", "renew", "requeue", "retry_later", "hand_off"),
-        *("notify", "read_schedules", "tick", *_OPENING),
+        *("notify", "announce_worker", "read_schedules", "tick", *_OPENING),
     ),
     (*SCRIPTED, "BLPOP"),
 )

@@ -56,4 +56,5 @@ class BlockingOperatorMethods(Generic[M]):
     schedules = blocking(OperatorMethods[M].schedules)
     unschedule = blocking(OperatorMethods[M].unschedule)
     grow_partitions = blocking(OperatorMethods[M].grow_partitions)
+    workers = blocking(OperatorMethods[M].workers)
     tenants = blocking(OperatorMethods[M].tenants)

@@ -47,6 +47,7 @@ AGEING: dict[str, str | None] = {
     "meta::": None,
     "reply::": None,
     "consumer_name::": None,
+    "connected_workers": "scores",
     "wakeup": None,
     "journal": None,
     "timer_owner": None,

@@ -88,6 +88,23 @@ class QueueStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectedWorker:
+    """A process that runs a consumer loop on a queue, whether it has work or not.
+
+    ``consumer`` is what `MessageRecord.consumer` says of its messages: ``name@host:pid``, or ``host:pid``.
+    """
+
+    consumer: str
+    name: str | None = None
+    host: str
+    pid: int
+    version: str
+    concurrency: int
+    since: datetime
+    last_claim: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredQueue:
     """A queue of a server, as its registry names it."""
 

@@ -20,6 +20,7 @@ from redis_message_queue.protocol.loop.handler_times import HandlerTimes
 from redis_message_queue.protocol.loop.late_settlements import LateSettlements
 from redis_message_queue.protocol.loop.prefetch_policy import PrefetchPolicy
 from redis_message_queue.protocol.loop.run_options import RunOptions, RunSummary
+from redis_message_queue.protocol.loop.worker_entry import WorkerEntry
 from redis_message_queue.protocol.port import BackgroundTask, Pause
 from redis_message_queue.values.errors import CleanupFailedError
 
@@ -73,6 +74,7 @@ class Prefetcher:
         if options.wait_for_retries:
             self._delivery.retries = {}
         self._lease = self.holding.lease_for([])
+        self._entry = WorkerEntry(queue, options.concurrency, lambda: self._lease.over or self.holding.is_forked)
         self._times = HandlerTimes(queue.port.now) if queue.store.options.journal else None
         self._delivery.times = self._times
         self._lock = queue.port.lock()  # of the work items, of the acks, and of the sums
@@ -98,6 +100,7 @@ class Prefetcher:
         self._queue.store.capabilities.require("batches")
         self._lease.stays_open = True
         self.holding.start_heartbeat(self._lease, self._interval)
+        self._entry.begin()
 
     def stop(self, signal: Signals | None = None) -> None:
         """Start no new work: an error ends all workers, or a signal."""
@@ -364,6 +367,7 @@ class Prefetcher:
                     for claim, _ in taken:
                         self._delivery.retries.pop(claim.id, None)
             if taken:
+                self._entry.claimed_at = taken[0][0].claimed_at
                 self._keep(await self._choose(taken))
         finally:
             if ack is not None:
@@ -547,6 +551,7 @@ class Prefetcher:
             await self._delivery.undisturbed(self._late.close())
             self.holding.end_lease()
             await self._delivery.undisturbed(self.holding.stop_heartbeat())
+            await self._delivery.undisturbed(self._entry.end())
         self._delivery.raise_if_cancelled()
         if self._trouble is not None:
             raise self._trouble

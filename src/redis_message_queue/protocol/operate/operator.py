@@ -12,7 +12,7 @@ from redis_message_queue.protocol.operate.growth import Grower
 from redis_message_queue.protocol.operate.part_operator import PartOperator
 from redis_message_queue.values.checks import whole_number
 from redis_message_queue.values.errors import JournalError, LuaScriptError, PartitionCountError
-from redis_message_queue.values.messages import MessageRecord, QueueStats, RedriveSummary, TraceEntry
+from redis_message_queue.values.messages import ConnectedWorker, MessageRecord, QueueStats, RedriveSummary, TraceEntry
 
 T = TypeVar("T")
 
@@ -53,6 +53,11 @@ class _Reader(_EachPart):
         for tenant, count in _in_turn([list(one.items()) for one in parts]):
             waiting[tenant] = waiting.get(tenant, 0) + count
         return dict(itertools.islice(waiting.items(), max_tenants))
+
+    async def workers(self, max_workers: int) -> list[ConnectedWorker]:
+        """Return the processes that work on the queue, which say so in its first part."""
+        await self._check()
+        return await self._operators[0].workers.connected(max_workers)
 
     async def tenant_length(self, tenant: str) -> int:
         return sum(await self._of_each(lambda one: one.reader.tenant_length(tenant)))

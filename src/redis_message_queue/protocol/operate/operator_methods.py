@@ -11,7 +11,14 @@ from redis_message_queue.protocol.operate.cancel import CancelOutcome
 from redis_message_queue.protocol.operate.purge import PurgeTarget
 from redis_message_queue.protocol.operate.reader import PeekSource, RecordSource
 from redis_message_queue.protocol.schedules import MissedTicks
-from redis_message_queue.values.messages import MessageRecord, QueueStats, RedriveSummary, Schedule, TraceEntry
+from redis_message_queue.values.messages import (
+    ConnectedWorker,
+    MessageRecord,
+    QueueStats,
+    RedriveSummary,
+    Schedule,
+    TraceEntry,
+)
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -330,6 +337,18 @@ class OperatorMethods(Generic[M]):
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
         return await self._protocol.operator.grower.grow(partitions)
+
+    async def workers(self, *, max_workers: int = 1_000) -> list[ConnectedWorker]:
+        """Return the processes that run a consumer loop on this queue, those that have run longest first.
+
+        A process with `run`, `run_queues` or ``rmq worker`` is there from its second second on. One that ends is gone
+        at once, one that was killed after 30 seconds. Consumers that use `process_message` or `process_messages`
+        alone are not shown.
+
+        Args:
+            max_workers: How many processes to return at most.
+        """
+        return await self._protocol.operator.reader.workers(max_workers)
 
     async def tenants(self, *, max_tenants: int = 1_000) -> dict[str, int]:
         """Return the tenants with waiting messages and how many wait for each, the next to be served first.

@@ -11,6 +11,7 @@ from redis_message_queue.protocol.operate.purge import Purger
 from redis_message_queue.protocol.operate.reader import QueueReader
 from redis_message_queue.protocol.operate.redrive import Redriver
 from redis_message_queue.protocol.operate.trace import MessageFinder
+from redis_message_queue.protocol.operate.workers import WorkerReader
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -24,6 +25,7 @@ class PartOperator:
         store.capabilities.require("operators")
         pages = PageReader(store.calls)
         self.reader = QueueReader(store, pages)
+        self.workers = WorkerReader(pages)
         leased = store.options.message_visibility_timeout_seconds is not None
         self.finder = MessageFinder(pages, decode=store.decodes, leased=leased)
         self.canceller = Canceller(store.calls, queue.emitter)
