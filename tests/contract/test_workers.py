@@ -18,8 +18,6 @@ from tests.contract.test_run_queues import serving
 
 pytestmark = pytest.mark.topic("Operator tools")
 
-SHOWS = "`workers()` shows each process that runs a consumer loop, also while there is nothing to do."
-
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +37,7 @@ async def connected(queue: Any, count: int = 1, *, has_claimed: bool = False) ->
     raise AssertionError(found)
 
 
-@pytest.mark.promise(SHOWS)
+@pytest.mark.promise("`workers()` shows each process that runs a consumer loop, also while there is nothing to do.")
 @pytest.mark.both_shells
 @pytest.mark.every_server
 @pytest.mark.parametrize("partitions", [1, 3])
@@ -66,7 +64,7 @@ async def test_a_worker_is_there_as_long_as_its_loop_runs(shell: Shell, partitio
     await connected(queue, 0)
 
 
-@pytest.mark.promise(SHOWS)
+@pytest.mark.promise("`workers()` shows each process that runs a consumer loop, also while there is nothing to do.")
 async def test_each_queue_of_run_queues_has_the_worker(shell: Shell) -> None:
     first, second = shell.queue("first"), shell.queue("second")
     async with serving(shell, {shell.queue("first"): 1, shell.queue("second"): 2}, lambda message: None):
@@ -74,7 +72,7 @@ async def test_each_queue_of_run_queues_has_the_worker(shell: Shell) -> None:
         assert one.consumer == other.consumer == f"{socket.gethostname()}:{os.getpid()}"
 
 
-@pytest.mark.promise(SHOWS)
+@pytest.mark.promise("`workers()` shows each process that runs a consumer loop, also while there is nothing to do.")
 async def test_an_entry_that_is_not_renewed_expires_and_a_flushed_one_comes_back(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from redis_message_queue.protocol.loop.run_options import RunOptions
+from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.operate.workers import merged_workers
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.sync.run_loop import Loop
+from redis_message_queue.sync.workers import THREADS
 from redis_message_queue.values.errors import LuaScriptError
 from tests.protocol.port import Lost, MemoryPort
 from tests.protocol.setup import Setup
@@ -21,9 +22,9 @@ pytestmark = pytest.mark.topic("Operator tools")
 
 def run_for(setup: Setup, queue: QueueProtocol, seconds: float, handler: Any = lambda message: None) -> None:
     """Run a loop until so much time has passed."""
-    loop = Loop(queue, RunOptions(handler=handler, **ONE_AT_A_TIME | {"until_empty": False}))
+    loop = Loop(queue, RunOptions(handler=handler, **ONE_AT_A_TIME | {"until_empty": False}), THREADS)
     setup.memory.at(seconds, loop.stop)
-    loop.run()
+    finish(loop.run())
 
 
 def entries(setup: Setup) -> list[bytes]:

@@ -62,7 +62,7 @@ COMMANDS: dict[str, str] = {
 
 # On the second page of help: `rmq --help-all`.
 RARE_COMMANDS = frozenset(
-    {"trace", "cancel", "export", "import", "purge", "tenants", "partitions", "schedule", "resume"}
+    {"workers", "trace", "cancel", "export", "import", "purge", "tenants", "partitions", "schedule", "resume"}
 )
 
 
