@@ -21,6 +21,10 @@ ELSEWHERE = {
     "bench/README.md": "explanation/benchmark.md",
     "src/redis_message_queue/lua/README.md": "explanation/scripts.md",
 }
+# The part of the site for those who change the library.
+INSIDE = "Inside"
+# Whoever searches has a task or a symptom rather than a name to look up.
+BOOSTS = {"how-to/troubleshoot.md": 4, "how-to/": 2, "tutorial/": 2}
 # The first matches code, where nothing is a link.
 _CODE_OR_LINK = re.compile(
     r"(?P<code>^ *```.*?^ *```[ ]*$|`[^`\n]+`)|(?P<image>!?)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)",
@@ -31,7 +35,7 @@ _CODE_OR_LINK = re.compile(
 def on_config(config: Any) -> Any:
     """Add the pages that the navigation does not list to the end of their part."""
     listed = set(_paths(config["nav"]))
-    parts = {"tutorial": "Tutorial", "how-to": "How to", "reference": "Reference", "explanation": "Explanation"}
+    parts = {"tutorial": "Tutorial", "how-to": "How to", "reference": "Reference", "decisions": INSIDE}
     for page in sorted(_pages()):
         if page not in listed:
             top, *rest = page.split("/")
@@ -72,9 +76,17 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links lead to pages of the site. A link to a file that is not in the site becomes its text."""
+    page.meta["search"] = _in_search(page)
     at = page.file.src_uri
     source = next((source for source, uri in ELSEWHERE.items() if uri == at), f"docs/{at}")
     return _CODE_OR_LINK.sub(lambda found: _rewritten(found, source, at), markdown)
+
+
+def _in_search(page: Any) -> dict[str, object]:
+    """Leave the pages for those who change the library out of the search, and let how-to pages come first."""
+    if page.ancestors and page.ancestors[-1].title == INSIDE:
+        return {"exclude": True}
+    return {"boost": next((boost for path, boost in BOOSTS.items() if page.file.src_uri.startswith(path)), 1)}
 
 
 def _rewritten(found: re.Match[str], source: str, at: str) -> str:

@@ -2,11 +2,14 @@
 
 import html
 import json
+import math
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -16,7 +19,20 @@ from docs.diagrams import DIAGRAMS
 from docs.site_hooks import ELSEWHERE
 from tests.docs.pages import DOCS, IGNORED, ROOT, name_of, pages
 
-PARTS = ["Tutorial", "How to", "Reference", "Explanation"]
+PARTS = ["Tutorial", "How to", "Reference", "Explanation", "Inside"]
+# Pages for those who change the library; the decisions are, too.
+INSIDE = {"reference/contract.md", "explanation/simulator.md", "explanation/fuzzing.md"}
+# What people type, and the page that answers it.
+SEARCHES = {
+    "priority": "how-to/recipes/priorities.html",
+    "backoff": "how-to/delay-and-retry.html",
+    "worker not picking up messages": "how-to/troubleshoot.html",
+    "decorator": "how-to/recipes/tasks.html",
+    "partitions": "how-to/spread-over-nodes.html",
+    "schedule": "how-to/schedule.html",
+    "dataclass": "how-to/typed-messages.html",
+    "dashboard": "how-to/dashboard.html",
+}
 # A tag that makes a browser fetch something, with an address of another machine.
 _FOREIGN = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 
@@ -43,7 +59,7 @@ def test_the_text_of_the_site_is_complete_and_stands_alone(tmp_path: Path) -> No
     (tmp_path / "mkdocs.yml").write_text(PLAIN.format(root=ROOT), encoding="utf-8")
     site = build_site(tmp_path / "site", tmp_path / "mkdocs.yml")
     check_that_every_page_is_in_the_site(site)
-    check_that_the_navigation_has_four_parts_and_every_page(site)
+    check_that_the_navigation_has_five_parts_and_every_page(site)
     check_that_nothing_is_loaded_from_elsewhere(site)
     check_that_a_link_which_leaves_the_site_is_plain_text(site)
 
@@ -53,8 +69,11 @@ def test_the_site_is_complete_and_stands_alone(tmp_path: Path) -> None:
     """With its theme and its search."""
     site = build_site(tmp_path / "site", ROOT / "mkdocs.yml")
     check_that_every_page_is_in_the_site(site)
-    check_that_every_page_is_in_the_search(site)
-    check_that_the_navigation_has_four_parts_and_every_page(site)
+    entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    check_that_the_search_has_every_page_for_users(entries)
+    for words, page in SEARCHES.items():
+        assert first_page(entries, words) == page, words
+    check_that_the_navigation_has_five_parts_and_every_page(site)
     check_that_nothing_is_loaded_from_elsewhere(site)
     check_that_a_link_which_leaves_the_site_is_plain_text(site)
 
@@ -80,13 +99,44 @@ def check_that_every_page_is_in_the_site(site: Path) -> None:
     assert expected_pages() | set(ELSEWHERE.values()) <= built
 
 
-def check_that_every_page_is_in_the_search(site: Path) -> None:
-    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
-    assert {page.replace(".md", ".html") for page in expected_pages()} <= found
+def check_that_the_search_has_every_page_for_users(entries: list[dict[str, Any]]) -> None:
+    """And no page for those who change the library."""
+    found = {entry["location"].partition("#")[0] for entry in entries}
+    inside = {page for page in expected_pages() if page.startswith("decisions/")} | INSIDE
+    assert {page.replace(".md", ".html") for page in expected_pages() - inside} <= found
+    assert not {page.replace(".md", ".html") for page in inside} & found
 
 
-def check_that_the_navigation_has_four_parts_and_every_page(site: Path) -> None:
+def first_page(entries: list[dict[str, Any]], query: str) -> str:
+    """The page that the site shows first, by the rules of its search (lunr with b = 0, and a boost for pages)."""
+    words = query.split()
+    fields = {"title": 1000.0, "text": 1.0}
+    counts = [{field: Counter(tokens(entry[field])) for field in fields} for entry in entries]
+    spread = Counter(token for count in counts for token in {*count["title"], *count["text"]})
+    matching = {word: [token for token in spread if token.startswith(word)] for word in words}
+    wanted = [word for word in words if matching[word]]
+    best: dict[str, float] = {}
+    for entry, count in zip(entries, counts, strict=True):
+        found = {word for word in wanted if any(count[field][token] for field in fields for token in matching[word])}
+        score = sum(
+            math.log(1 + abs((2 * len(entries) - spread[token] + 0.5) / (spread[token] + 0.5)))
+            * (2.2 * count[field][token] / (1.2 + count[field][token]))
+            * weight
+            for field, weight in fields.items()
+            for token in {token for word in words for token in matching[word]}
+        )
+        page, _, anchor = entry["location"].partition("#")
+        share = (not anchor) + len(found) / max(1, len(wanted))
+        best[page] = max(best.get(page, 0), score * entry.get("boost", 1) * (1 + share**2))
+    return max(best, key=best.__getitem__)
+
+
+def tokens(text: str) -> list[str]:
+    """Words as the search separates them."""
+    return re.split(r"[\s\-]+", html.unescape(re.sub(r"<[^>]*>", " ", text)).lower())
+
+
+def check_that_the_navigation_has_five_parts_and_every_page(site: Path) -> None:
     """A page that the navigation does not list would be hard to find."""
     home = (site / "index.html").read_text(encoding="utf-8")
     tabs = re.findall(r'class="md-tabs__link"[^>]*>\s*([^<]+?)\s*<', home)
