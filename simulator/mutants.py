@@ -517,7 +517,11 @@ MUTANTS = (
     Mutant(
         "a message without a tenant goes to the first partition, whatever its key is",
         "protocol/publish/publisher.py",
-        patch=_replaced(Publisher, "_part_of_call", lambda self, tenant, overrides: None if tenant else 0),
+        patch=_replaced(
+            Publisher,
+            "_part_of_call",
+            lambda self, overrides: None if overrides is not None and overrides.tenant else 0,
+        ),
     ),
     Mutant(
         "an acknowledgement goes to the first partition",

@@ -142,11 +142,13 @@ MUTANTS = (
     Mutant(
         "submit_many loses the headers",
         f"{SRC}/protocol/publish/publish_methods.py",
-        """(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
-        return await self._protocol.publisher.submit_many(
+        """(tenant, delay_seconds, at, headers, None, ttl_seconds, partition_key, repeat_of)
+        overrides = PublishOverrides(*details, timeout_seconds, self._protocol.port.now())
+        return await self._protocol.publisher.submit_many(messages, overrides)
 """,
-        """(self._protocol.port, None, None, ttl_seconds, partition_key, timeout_seconds)
-        return await self._protocol.publisher.submit_many(
+        """(tenant, delay_seconds, at, None, None, ttl_seconds, partition_key, repeat_of)
+        overrides = PublishOverrides(*details, timeout_seconds, self._protocol.port.now())
+        return await self._protocol.publisher.submit_many(messages, overrides)
 """,
         ("tests/contract/test_receipts.py",),
     ),

@@ -12,6 +12,7 @@ from redis_message_queue.protocol.consume.received_message import ReceivedMessag
 from redis_message_queue.protocol.loop.run_options import RunOptions
 from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.publish.message_builder import PublishOverrides
 from redis_message_queue.protocol.publish.sender import OutgoingMessage
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.batch import ProcessMessages
@@ -38,7 +39,11 @@ leased_or_not = pytest.mark.parametrize("lease", [LEASE, None], ids=["leased", "
 def filled(messages: int = 4, tenant: str | None = None, **settings: Any) -> Setup:
     """So many messages wait."""
     setup = Setup(**settings)
-    finish(setup.queue().publisher.publish_many([str(number) for number in range(messages)], tenant=tenant))
+    finish(
+        setup.queue().publisher.publish_many(
+            [str(number) for number in range(messages)], PublishOverrides(tenant=tenant)
+        )
+    )
     return setup
 
 

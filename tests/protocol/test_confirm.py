@@ -38,7 +38,7 @@ def confirming(**settings: object) -> Setup:
 
 def unconfirmed(queue: QueueProtocol, message: Any = "a", repeat_of=None) -> PublishNotConfirmedError:
     with pytest.raises(PublishNotConfirmedError) as raised:
-        finish(queue.publish(message, repeat_of))
+        finish(queue.publish(message, repeat_of=repeat_of))
     return raised.value
 
 
@@ -167,7 +167,7 @@ def test_transient_errors_do_not_extend_the_time(loss, latency):
     assert isinstance(error.__cause__, RetryBudgetExhaustedError)
     assert len(talks(port)) > 3
     port.losses.clear()
-    assert finish(queue.publish("a", error)) is True
+    assert finish(queue.publish("a", repeat_of=error)) is True
     assert setup.pending == [b"a"]
 
 
@@ -178,7 +178,7 @@ def test_without_a_retry_budget_the_first_loss_ends_the_asking():
     error = unconfirmed(queue)
     assert isinstance(error.__cause__, Lost)
     assert port.verbs() == ["publish", "WAIT"]
-    assert finish(queue.publish("a", error)) is True
+    assert finish(queue.publish("a", repeat_of=error)) is True
     assert setup.pending == [b"a"]
 
 
@@ -204,7 +204,7 @@ def test_a_server_that_answers_that_it_never_will_is_not_asked_again(verb):
     assert error.__cause__ is refusal
     assert port.now() - started <= MOMENT
     assert len(talks(port)) == 1
-    assert finish(queue.publish("a", error)) is True
+    assert finish(queue.publish("a", repeat_of=error)) is True
     assert setup.pending == [b"a"]
 
 
@@ -266,7 +266,7 @@ def test_a_repetition_is_the_same_call():
     error = unconfirmed(queue)
     again = unconfirmed(queue, repeat_of=error)
     port.followers.in_step = 1
-    assert finish(queue.publish("a", again)) is True
+    assert finish(queue.publish("a", repeat_of=again)) is True
     assert again.message_id == error.message_id
     assert len(numbers(port)) == 1
     assert setup.pending == [b"a"]
@@ -280,7 +280,7 @@ def test_a_repetition_counts_though_the_message_is_long_gone():
     error = unconfirmed(queue)
     assert process_all(setup.queue()) == [b"a"]
     port.followers.in_step = 1
-    assert finish(queue.publish("a", error)) is True
+    assert finish(queue.publish("a", repeat_of=error)) is True
     assert setup.places == {b"a": 1}
     assert setup.pending == []
 
@@ -295,7 +295,7 @@ def test_a_repetition_on_a_server_that_never_heard_of_it_publishes_it():
     again = unconfirmed(queue, repeat_of=error)
     assert setup.pending == [b"a"]
     port.followers.in_step = 1
-    assert finish(queue.publish("a", again)) is True
+    assert finish(queue.publish("a", repeat_of=again)) is True
     assert setup.pending == [b"a"]
 
 
@@ -310,7 +310,7 @@ def test_a_repetition_on_a_server_that_is_full_says_so(in_step):
     assert finish(setup.queue(setup.port(followers=Followers(in_step=1))).publish("other")) is True
     port.followers.in_step = in_step
     with pytest.raises(QueueBackpressureError) as raised:
-        finish(queue.publish("a", error))
+        finish(queue.publish("a", repeat_of=error))
     assert raised.value.message_id == error.message_id
     assert setup.pending == [b"other"]
     check_that_slots_are_acquired_once(queue)
@@ -329,7 +329,7 @@ def test_a_repetition_asks_for_no_deduplication_key():
     queue = setup.queue(port, deduplication=True, get_deduplication_key=key)
     error = unconfirmed(queue)
     port.followers.in_step = 1
-    assert finish(queue.publish("a", error)) is True
+    assert finish(queue.publish("a", repeat_of=error)) is True
     assert asked == ["a"]
     assert finish(queue.publish("a")) is False
     assert setup.pending == [b"a"]
@@ -339,7 +339,7 @@ def refused(queue: QueueProtocol, port: MemoryPort, message: Any, repeat_of: Any
     """Nothing is sent; the error is one of ours, and knows its queue."""
     sent = len(port.sent)
     with pytest.raises(ConfigurationError, match=match) as raised:
-        finish(queue.publish(message, repeat_of))
+        finish(queue.publish(message, repeat_of=repeat_of))
     assert len(port.sent) == sent
     assert (raised.value.queue, raised.value.operation) == ("orders", "publish")
 
@@ -352,7 +352,7 @@ def test_what_is_no_such_error_cannot_be_repeated(given):
     unconfirmed(queue)
     refused(queue, port, "a", given, match="repeat_of must be a PublishNotConfirmedError")
     with pytest.raises(TypeError):
-        finish(queue.publish("a", given))
+        finish(queue.publish("a", repeat_of=given))
 
 
 def test_an_error_that_nobody_raised_cannot_be_repeated():
@@ -372,7 +372,7 @@ def test_an_error_is_repeated_where_it_came_from():
     port.pid = 2
     refused(queue, port, "a", error, match="another queue object")
     port.pid, port.followers.in_step = 1, 1
-    assert finish(queue.publish("a", error)) is True
+    assert finish(queue.publish("a", repeat_of=error)) is True
     assert setup.pending == [b"a"]
 
 
@@ -384,7 +384,7 @@ def test_an_error_is_repeated_with_its_own_message():
     refused(queue, port, {"number": 2}, error, match="another message")
     refused(queue, port, "other", error, match="another message")
     port.followers.in_step = 1
-    assert finish(queue.publish({"number": 1}, error)) is True
+    assert finish(queue.publish({"number": 1}, repeat_of=error)) is True
     assert len(setup.pending) == 1
 
 
@@ -396,7 +396,7 @@ def test_a_confirmed_publish_is_not_repeated_again():
     first = unconfirmed(queue)
     second = unconfirmed(queue, repeat_of=first)
     port.followers.in_step = 1
-    assert finish(queue.publish("a", first)) is True
+    assert finish(queue.publish("a", repeat_of=first)) is True
     for error in (first, second):
         refused(queue, port, "a", error, match="confirmed already")
     assert finish(queue.publish("b")) is True
@@ -412,7 +412,7 @@ def test_an_error_is_not_repeated_when_redis_may_have_forgotten_the_call(budget,
     young, old = unconfirmed(queue, "young"), unconfirmed(queue, "old")
     port.followers.in_step = 1
     setup.memory.pass_time(forgotten_after - 3)
-    assert finish(queue.publish("young", young)) is True
+    assert finish(queue.publish("young", repeat_of=young)) is True
     setup.memory.pass_time(3)
     refused(queue, port, "old", old, match="may have forgotten")
     assert setup.pending == [b"young", b"old"]
@@ -426,7 +426,7 @@ def test_a_drained_queue_repeats_nothing():
     assert finish(queue.drain(0)) is True
     sent = len(port.sent)
     with pytest.raises(QueueDrainedError):
-        finish(queue.publish("a", error))
+        finish(queue.publish("a", repeat_of=error))
     assert len(port.sent) == sent
 
 
@@ -443,7 +443,9 @@ def test_a_publish_that_may_be_repeated_keeps_its_slot():
     check_that_slots_are_acquired_once(queue)
     port.followers.in_step = 1
     assert finish(queue.publish("d")) is True
-    assert [finish(queue.publish(message, error)) for message, error in zip("abc", errors, strict=True)] == [True] * 3
+    assert [finish(queue.publish(message, repeat_of=error)) for message, error in zip("abc", errors, strict=True)] == [
+        True
+    ] * 3
     assert setup.pending == [b"a", b"b", b"c", b"d"]
 
 
@@ -459,7 +461,7 @@ def test_a_confirmed_publish_gives_its_slot_back():
         else:
             error = unconfirmed(queue)
             port.followers.in_step = 1
-            assert finish(queue.publish("a", error)) is True
+            assert finish(queue.publish("a", repeat_of=error)) is True
     check_that_slots_are_acquired_once(queue)
     assert len(setup.memory.keys("::reply::")) == 1
 
@@ -489,7 +491,7 @@ def test_two_repetitions_at_the_same_time_count_once_and_free_one_slot():
 
         async def repeat() -> None:
             try:
-                outcomes.append(await queue.publish("a", error))
+                outcomes.append(await queue.publish("a", repeat_of=error))
             except ConfigurationError:
                 outcomes.append("refused")
 
@@ -576,7 +578,7 @@ def test_a_repetition_that_was_broken_off_anywhere_can_be_repeated(broken_by):
     def play(queue, error):
         for _ in range(3):  # so that there are points enough
             unconfirmed_again(queue, error)
-        finish(queue.publish("a", error))
+        finish(queue.publish("a", repeat_of=error))
 
     def unconfirmed_again(queue, error):
         followers = queue.port.followers
@@ -587,7 +589,7 @@ def test_a_repetition_that_was_broken_off_anywhere_can_be_repeated(broken_by):
             followers.in_step = 1
 
     def check(setup, queue, error):
-        assert finish(queue.publish("a", error)) is True
+        assert finish(queue.publish("a", repeat_of=error)) is True
         assert setup.pending == [b"a"]
         check_that_slots_are_acquired_once(queue)
 
@@ -625,7 +627,7 @@ def test_a_publish_that_waited_for_room_is_confirmed_under_the_number_that_found
     assert talks(port)[-1].question == ("WAIT", 1, 1000)
     assert setup.pending == [b"b"]
     port.followers.in_step = 1
-    assert finish(queue.publish("b", error)) is True
+    assert finish(queue.publish("b", repeat_of=error)) is True
     assert setup.pending == [b"b"]
 
 
@@ -644,7 +646,7 @@ def test_what_was_dropped_is_told_once_however_often_the_publish_is_repeated():
     error = unconfirmed(queue, "b")
     again = unconfirmed(queue, "b", error)
     port.followers.in_step = 1
-    assert finish(queue.publish("b", again)) is True
+    assert finish(queue.publish("b", repeat_of=again)) is True
     assert setup.pending == [b"b"]
     second = error.message_id
     expected = [
@@ -678,7 +680,7 @@ def test_what_a_promoted_replica_drops_for_a_repetition_is_told():
     fail_over(setup, port)
     other = unconfirmed(setup.queue(setup.port()), "other").message_id
     port.followers.in_step = 1
-    assert finish(queue.publish("a", error)) is True
+    assert finish(queue.publish("a", repeat_of=error)) is True
     assert setup.pending == [b"a"]
     assert (EventOperation.DROPPED, EventOutcome.SUCCESS, other) in on_retry(events)
 

@@ -5,6 +5,7 @@ from itertools import combinations, product
 import pytest
 
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.publish.message_builder import PublishOverrides
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.values.errors import PublishNotConfirmedError
 from tests.protocol.port import REPLY, REQUEST, Followers, MemoryPort, late
@@ -66,13 +67,16 @@ def test_an_unconfirmed_publish_can_be_repeated_until_it_is_confirmed_and_counts
     """Nobody else uses its slot meanwhile: another answer there would make the repetition a new message."""
     setup, port, queue = confirming(0)
     with pytest.raises(PublishNotConfirmedError) as caught:
-        finish(queue.publisher.publish_many(["a", "b"], tenant="ann"))
+        finish(queue.publisher.publish_many(["a", "b"], PublishOverrides(tenant="ann")))
     for other in range(3):
         port.followers.in_step = 1
         assert finish(queue.publish(f"other {other}")) is True
     if again is not None:
         port.losses = {port.exchanges: again}
-    assert finish(queue.publisher.publish_many(["a", "b"], tenant="ann", repeat_of=caught.value)) == [True, True]
+    assert finish(queue.publisher.publish_many(["a", "b"], PublishOverrides(tenant="ann", repeat_of=caught.value))) == [
+        True,
+        True,
+    ]
     assert setup.tenant_queue("ann") == [b"a", b"b"]
     assert len(setup.pending) == 3
 

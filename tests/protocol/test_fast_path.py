@@ -9,6 +9,7 @@ from redis_message_queue.protocol.consume.received_message import ReceivedMessag
 from redis_message_queue.protocol.loop.run_options import RunOptions, RunSummary
 from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.publish.message_builder import PublishOverrides
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.message_queue import ProcessMessage
 from redis_message_queue.sync.workers import THREADS
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.topic("Leases")
 def filled(setup: Setup, *payloads: str, tenant: str | None = None) -> None:
     queue = setup.queue()
     for payload in payloads:
-        finish(queue.publisher.publish(payload, tenant=tenant))
+        finish(queue.publisher.publish(payload, PublishOverrides(tenant=tenant)))
 
 
 def queue_on(setup: Setup, port: MemoryPort) -> QueueProtocol:

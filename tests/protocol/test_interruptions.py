@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.publish.message_builder import PublishOverrides
 from redis_message_queue.protocol.publish.sender import OutgoingMessage
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.batch import ProcessMessages
@@ -67,7 +68,7 @@ class Consumer:
 
     def publish_many(self) -> None:
         with suppress(KeyboardInterrupt, Cancelled):
-            finish(self.queue.publisher.publish_many(["2", "3"], tenant="ann", delay_seconds=DELAY))
+            finish(self.queue.publisher.publish_many(["2", "3"], PublishOverrides(tenant="ann", delay_seconds=DELAY)))
 
     def handle_the_rest(self) -> None:
         """Nobody breaks off any more; the same object goes on."""

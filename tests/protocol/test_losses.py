@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue.protocol.port import attempt_ends_at, finish
+from redis_message_queue.protocol.publish.message_builder import PublishOverrides
 from redis_message_queue.protocol.publish.sender import OutgoingMessage, chunk_ids
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.batch import ProcessMessages
@@ -91,7 +92,7 @@ class Scenario:
         if number == 1:
             assert finish(self.queue.publish(messages[0], **details))
         else:
-            assert finish(self.queue.publisher.publish_many(messages, **details)) == [True] * number
+            assert finish(self.queue.publisher.publish_many(messages, PublishOverrides(**details))) == [True] * number
         self.unconfirmed -= payloads
         self.accepted |= payloads
 

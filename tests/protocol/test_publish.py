@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.publish.message_builder import PublishOverrides
 from redis_message_queue.protocol.publish.sender import OutgoingMessage, chunk_ids
 from redis_message_queue.values.errors import QueueBackpressureError, RetryBudgetExhaustedError
 from tests.protocol.port import REPLY, REQUEST, Lost, MemoryPort, late
@@ -146,7 +147,11 @@ def test_the_oldest_are_dropped_and_named():
 
 
 def publish_many(setup: Setup, port: MemoryPort, messages: int, **details: Any) -> list[bool]:
-    return finish(setup.queue(port).publisher.publish_many([str(number) for number in range(messages)], **details))
+    return finish(
+        setup.queue(port).publisher.publish_many(
+            [str(number) for number in range(messages)], PublishOverrides(**details)
+        )
+    )
 
 
 def test_many_messages_go_in_chunks_of_a_thousand_and_keep_their_order():
@@ -217,7 +222,7 @@ def test_a_chunk_is_there_once_whatever_is_lost():
 def test_a_tenant_that_is_full_keeps_no_other_from_publishing():
     setup = Setup(max_pending_per_tenant=2)
     queue = setup.queue()
-    finish(queue.publisher.publish_many(["0", "1"], tenant="ann"))
+    finish(queue.publisher.publish_many(["0", "1"], PublishOverrides(tenant="ann")))
     with pytest.raises(QueueBackpressureError, match="max_pending_per_tenant is 2"):
         finish(queue.publish("2", tenant="ann"))
     assert finish(queue.publish("3", tenant="bob")) is True
@@ -229,7 +234,7 @@ def test_the_oldest_of_one_line_are_dropped_and_no_more_than_need_be():
     setup = Setup(max_pending_length=4, max_pending_per_tenant=2, pending_overload_policy="drop_oldest")
     queue = setup.queue()
     for tenant in ("ann", "bob"):
-        finish(queue.publisher.publish_many([f"{tenant}0", f"{tenant}1"], tenant=tenant))
+        finish(queue.publisher.publish_many([f"{tenant}0", f"{tenant}1"], PublishOverrides(tenant=tenant)))
     assert finish(queue.publish("ann2", tenant="ann")) is True
     assert (setup.tenant_queue("ann"), setup.tenant_queue("bob")) == ([b"ann1", b"ann2"], [b"bob0", b"bob1"])
 
@@ -238,7 +243,7 @@ def test_the_longest_line_makes_room_for_a_newcomer():
     """One tenant that fills the queue does not lock others out; of equal lines the publisher's own gives way."""
     setup = Setup(max_pending_length=3, pending_overload_policy="drop_oldest")
     queue = setup.queue()
-    finish(queue.publisher.publish_many(["0", "1", "2"], tenant="ann"))
+    finish(queue.publisher.publish_many(["0", "1", "2"], PublishOverrides(tenant="ann")))
     assert finish(queue.publish("3", tenant="bob")) is True
     assert (setup.tenant_queue("ann"), setup.tenant_queue("bob")) == ([b"1", b"2"], [b"3"])
     assert finish(queue.publish("4", tenant="bob")) is True

@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.publish.message_builder import PublishOverrides
 from redis_message_queue.protocol.queue import QueueProtocol
 from tests.protocol.port import REPLY, REQUEST, Lost
 from tests.protocol.setup import CLAIMANT, Listener, Setup, process_all
@@ -16,7 +17,9 @@ def filled(lines: dict[str | None, int], **settings: object) -> Setup:
     queue = setup.queue()
     for tenant, number in lines.items():
         name = tenant or "nobody"
-        finish(queue.publisher.publish_many([f"{name}{place}" for place in range(number)], tenant=tenant))
+        finish(
+            queue.publisher.publish_many([f"{name}{place}" for place in range(number)], PublishOverrides(tenant=tenant))
+        )
     return setup
 
 

@@ -10,6 +10,7 @@ from redis_message_queue.protocol.calls import never_stop
 from redis_message_queue.protocol.consume.claim import ClaimResult
 from redis_message_queue.protocol.consume.claim_attempt import IDLE, SENT
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.publish.message_builder import PublishOverrides
 from redis_message_queue.values.errors import RetryBudgetExhaustedError
 from tests.protocol.port import REPLY, REQUEST, Lost, MemoryPort
 from tests.protocol.setup import CLAIMANT, LEASE, Listener, Setup, process_all
@@ -530,7 +531,7 @@ def test_more_delays_than_one_script_may_end_hide_no_message(tenant):
     setup = Setup()
     setup.memory.look_at_few(10)
     messages = [str(number) for number in range(25)]
-    finish(setup.queue().publisher.publish_many(messages, tenant=tenant, delay_seconds=1.0))
+    finish(setup.queue().publisher.publish_many(messages, PublishOverrides(tenant=tenant, delay_seconds=1.0)))
     setup.memory.pass_time(1.0)
     assert sorted(process_all(setup.queue())) == sorted(message.encode() for message in messages)
 

@@ -15,7 +15,7 @@ from redis_message_queue.protocol.event_emitter import EventEmitter
 from redis_message_queue.protocol.operate.growth import Grower, check_count, finish_growth
 from redis_message_queue.protocol.operate.operator import Operator
 from redis_message_queue.protocol.operate.part_operator import PartOperator
-from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder
+from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder, PublishOverrides
 from redis_message_queue.protocol.publish.publisher import Publisher
 from redis_message_queue.protocol.scheduler import Scheduler
 from redis_message_queue.protocol.schedules import PartScheduler
@@ -23,7 +23,7 @@ from redis_message_queue.protocol.store import Store
 from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.checks import number, whole_number
-from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, PublishNotConfirmedError
+from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError
 from redis_message_queue.values.plain_values import brief
 
 
@@ -132,11 +132,9 @@ class QueueProtocol:
             raise ConfigurationError(f"max_messages must be at most {MAX_MESSAGES:,}, not {brief(max_messages)}")
         number("wait_seconds", wait_seconds, optional=True, least=0)
 
-    async def publish(
-        self, message: Message, repeat_of: PublishNotConfirmedError | None = None, **details: Any
-    ) -> bool:
+    async def publish(self, message: Message, **details: Any) -> bool:
         """Add a message to the queue. Returns False if deduplication suppressed it."""
-        return await self.publisher.publish(message, repeat_of=repeat_of, **details)
+        return await self.publisher.publish(message, PublishOverrides(**details) if details else None)
 
     async def drain(self, timeout: float | None) -> bool:
         """End the work of this object. Returns whether nothing is under way or unconfirmed any more."""

@@ -12,6 +12,7 @@ from redis_message_queue.protocol.consume.claim import Claim
 from redis_message_queue.protocol.consume.settle import SettleReason
 from redis_message_queue.protocol.port import Argument, Command, StateMissingError
 from redis_message_queue.protocol.publish.confirm import dropped_ids
+from redis_message_queue.protocol.publish.message_builder import PublishOverrides
 from redis_message_queue.protocol.publish.sender import OutgoingMessage, Published, chunk_ids
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.bounds import MAX_MESSAGES
@@ -87,7 +88,7 @@ class HandOff:
                 await self._refuse_elsewhere(queue)
                 queue.gate.refuse_if_shut()
                 await queue.store.calls.prepare()
-                outgoing = await queue.builder.build(message, **details)
+                outgoing = await queue.builder.build(message, PublishOverrides(**details))
                 outgoing.mark(queue.store.keys)
             except RedisMessageQueueError as error:
                 error.locate(queue.options.name, "complete")

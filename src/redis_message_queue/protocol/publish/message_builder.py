@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.options.declared import QueueOptions
-from redis_message_queue.protocol.port import Runtime
 from redis_message_queue.protocol.publish.sender import OutgoingMessage
 from redis_message_queue.stored import headers
 from redis_message_queue.stored.codecs import Codec, codec_for, encode_with
@@ -30,14 +29,18 @@ Message = Any
 """A str or a dict, or what the codec of the queue encodes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PublishOverrides:
-    """What one publish says of its messages, instead of the options of the queue."""
+    """What one publish says of its messages, beside the options of the queue."""
 
+    tenant: Any = None
+    delay_seconds: Any = None
+    at: Any = None
     headers: Any = None
     deduplication_key: Any = None
     ttl_seconds: Any = None
     partition_key: Any = None
+    repeat_of: Any = None
     timeout_seconds: Any = None
     called_at: float = 0.0  # the time limit runs from here
 
@@ -45,23 +48,6 @@ class PublishOverrides:
     def limit(self) -> float | None:
         """When the last attempt must end, by the port's clock."""
         return None if self.timeout_seconds is None else self.called_at + float(plain(self.timeout_seconds))
-
-
-def publish_overrides(
-    port: Runtime,
-    headers: Any = None,
-    deduplication_key: Any = None,
-    ttl_seconds: Any = None,
-    partition_key: Any = None,
-    timeout_seconds: Any = None,
-) -> PublishOverrides | None:
-    """Return what one publish says of its messages, None if that is nothing."""
-    if timeout_seconds is not None:
-        limit = (timeout_seconds, port.now())
-        return PublishOverrides(headers, deduplication_key, ttl_seconds, partition_key, *limit)
-    if headers is None and deduplication_key is None and ttl_seconds is None and partition_key is None:
-        return None
-    return PublishOverrides(headers, deduplication_key, ttl_seconds, partition_key)
 
 
 class MessageBuilder:
@@ -86,23 +72,18 @@ class MessageBuilder:
         """Return a message that is only a payload, ready to send."""
         return OutgoingMessage(self.encode(message))
 
-    async def build(
-        self,
-        message: Message,
-        tenant: str | None = None,
-        delay_seconds: float | None = None,
-        at: datetime | None = None,
-        overrides: PublishOverrides | None = None,
-        part: int = 0,
-    ) -> OutgoingMessage:
+    async def build(self, message: Message, overrides: PublishOverrides | None, part: int = 0) -> OutgoingMessage:
         """Return the message, ready to be sent once it is marked for its part; if that is known, its clock counts."""
-        ttl = None if overrides is None else self._checked(overrides)
-        due = "" if delay_seconds is None and at is None else await self._due(delay_seconds, at, ttl, part, overrides)
-        outgoing = OutgoingMessage(self.encode(message))
-        if tenant is not None:
-            outgoing.tenant = tenant_name(tenant)
-        outgoing.due = due
-        if overrides is not None:
+        outgoing = OutgoingMessage(b"")
+        if overrides is None:
+            outgoing.payload = self.encode(message)
+        else:
+            ttl = self._checked(overrides)
+            if overrides.delay_seconds is not None or overrides.at is not None:
+                outgoing.due = await self._due(overrides, ttl, part)
+            outgoing.payload = self.encode(message)
+            if overrides.tenant is not None:
+                outgoing.tenant = tenant_name(overrides.tenant)
             outgoing.ttl_us = _microseconds(ttl)
             if overrides.deduplication_key is not None:
                 outgoing.key = plain(overrides.deduplication_key)
@@ -136,35 +117,25 @@ class MessageBuilder:
         return None if overrides.ttl_seconds is None else float(plain(overrides.ttl_seconds))
 
     async def build_all(
-        self,
-        messages: Sequence[Message],
-        tenant: str | None,
-        delay_seconds: float | None,
-        at: datetime | None,
-        repeated: int,
-        overrides: PublishOverrides | None = None,
-        part: int = 0,
+        self, messages: Sequence[Message], overrides: PublishOverrides, repeated: int, part: int = 0
     ) -> list[OutgoingMessage]:
         """Return the messages, as `build` does; the first ``repeated`` of them go out as they did before.
 
         No function of the user's is called before all messages have been checked.
         """
-        ttl = None if overrides is None else self._checked(overrides)
-        due = await self._due(delay_seconds, at, ttl, part, overrides)
+        ttl, tenant = self._checked(overrides), overrides.tenant
+        due = await self._due(overrides, ttl, part)
         name = b"" if tenant is None else tenant_name(tenant)
-        encode = self.encode
-        outgoing = [OutgoingMessage(encode(one), None, name, due) for one in messages]
+        encode, ttl_us = self.encode, _microseconds(ttl)
+        outgoing = [OutgoingMessage(encode(one), None, name, due, ttl_us=ttl_us) for one in messages]
         new = outgoing[repeated:]
-        if ttl is not None:
-            for one in outgoing:
-                one.ttl_us = _microseconds(ttl)
-        if overrides is not None and overrides.deduplication_key is not None:
+        if overrides.deduplication_key is not None:
             (only,) = outgoing  # `publish_many` takes no key
             only.key = plain(overrides.deduplication_key)
         elif self._deduplicates:
             for one, message in zip(new, messages[repeated:], strict=True):
                 one.key = await self.deduplication_key(message, one.payload)
-        if (self._get_headers is not None or overrides is not None) and new:
+        if new:
             extras = await self._headers(overrides)
             for one in new:
                 one.extras = extras
@@ -200,7 +171,7 @@ class MessageBuilder:
             )
         return key
 
-    async def _headers(self, overrides: PublishOverrides | None = None) -> bytes:
+    async def _headers(self, overrides: PublishOverrides | None) -> bytes:
         """Return the extras: what ``get_headers`` returns, and the headers of this call, which win."""
         own = None if overrides is None else overrides.headers
         if self._get_headers is None:
@@ -209,15 +180,9 @@ class MessageBuilder:
         extras = headers.encode(answer)
         return extras if own is None else headers.encode({**answer, **own}, "headers")
 
-    async def _due(
-        self,
-        delay_seconds: float | None,
-        at: datetime | None,
-        ttl: float | None,
-        part: int,
-        overrides: PublishOverrides | None,
-    ) -> str:
+    async def _due(self, overrides: PublishOverrides, ttl: float | None, part: int) -> str:
         """Return when messages may be delivered; raise if they would be too old to be delivered by then."""
+        delay_seconds, at = overrides.delay_seconds, overrides.at
         when, max_age = due_time(delay_seconds, at), self._store.options.message_ttl_seconds
         option = "message_ttl_seconds"
         if ttl is not None and (max_age is None or ttl < max_age):
@@ -236,10 +201,10 @@ class MessageBuilder:
             )
         return when
 
-    async def _server_time(self, part: int, overrides: PublishOverrides | None) -> float:
+    async def _server_time(self, part: int, overrides: PublishOverrides) -> float:
         """Return the seconds since 1970 by the clock that counts the age of messages."""
-        calls, limit = self._store.parts[part].calls, None if overrides is None else overrides.limit
-        ((seconds, microseconds),) = await calls.pipeline(calls.keys.pending, (("TIME",),), "publish", limit)
+        calls = self._store.parts[part].calls
+        ((seconds, microseconds),) = await calls.pipeline(calls.keys.pending, (("TIME",),), "publish", overrides.limit)
         return int(seconds) + int(microseconds) / 1_000_000
 
 

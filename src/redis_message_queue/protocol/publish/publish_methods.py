@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Generic
 
 from redis_message_queue.protocol.consume.received_message import M
-from redis_message_queue.protocol.publish.message_builder import publish_overrides
+from redis_message_queue.protocol.publish.message_builder import PublishOverrides
 from redis_message_queue.values.errors import PublishNotConfirmedError
 from redis_message_queue.values.messages import Receipt
 
@@ -67,19 +67,12 @@ class PublishMethods(Generic[M]):
                 stored, unless the error's ``was_sent`` is False.
         """
         overrides = None
-        is_bare = headers is None and deduplication_key is None and ttl_seconds is None
-        if not (is_bare and partition_key is None and timeout_seconds is None):
-            overrides = publish_overrides(
-                self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
-            )
-        return await self._protocol.publisher.publish(
-            message,
-            tenant=tenant,
-            delay_seconds=delay_seconds,
-            at=at,
-            repeat_of=repeat_of,
-            overrides=overrides,
-        )
+        is_plain = tenant is None and delay_seconds is None and at is None and headers is None and repeat_of is None
+        is_plain = is_plain and deduplication_key is None and ttl_seconds is None and partition_key is None
+        if not is_plain or timeout_seconds is not None:
+            details = (tenant, delay_seconds, at, headers, deduplication_key, ttl_seconds, partition_key, repeat_of)
+            overrides = PublishOverrides(*details, timeout_seconds, self._protocol.port.now())
+        return await self._protocol.publisher.publish(message, overrides)
 
     async def publish_many(
         self,
@@ -116,16 +109,9 @@ class PublishMethods(Generic[M]):
             Exception: What `publish` raises. The error has the ``results`` of the chunks before it, so
                 ``messages[len(error.results):]`` still need to be published.
         """
-        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
-        publisher = self._protocol.publisher
-        return await publisher.publish_many(
-            messages,
-            tenant=tenant,
-            delay_seconds=delay_seconds,
-            at=at,
-            repeat_of=repeat_of,
-            overrides=overrides,
-        )
+        details = (tenant, delay_seconds, at, headers, None, ttl_seconds, partition_key, repeat_of)
+        overrides = PublishOverrides(*details, timeout_seconds, self._protocol.port.now())
+        return await self._protocol.publisher.publish_many(messages, overrides)
 
     async def submit(
         self,
@@ -166,17 +152,9 @@ class PublishMethods(Generic[M]):
             GatewayContractError: The queue has a custom gateway.
             Exception: What `publish` raises.
         """
-        overrides = publish_overrides(
-            self._protocol.port, headers, deduplication_key, ttl_seconds, partition_key, timeout_seconds
-        )
-        (receipt,) = await self._protocol.publisher.submit_many(
-            [message],
-            tenant=tenant,
-            delay_seconds=delay_seconds,
-            at=at,
-            repeat_of=repeat_of,
-            overrides=overrides,
-        )
+        details = (tenant, delay_seconds, at, headers, deduplication_key, ttl_seconds, partition_key, repeat_of)
+        overrides = PublishOverrides(*details, timeout_seconds, self._protocol.port.now())
+        (receipt,) = await self._protocol.publisher.submit_many([message], overrides)
         return receipt
 
     async def submit_many(
@@ -211,12 +189,6 @@ class PublishMethods(Generic[M]):
             GatewayContractError: The queue has a custom gateway.
             Exception: What `publish_many` raises. The error has the ``receipts`` of the chunks before it.
         """
-        overrides = publish_overrides(self._protocol.port, headers, None, ttl_seconds, partition_key, timeout_seconds)
-        return await self._protocol.publisher.submit_many(
-            messages,
-            tenant=tenant,
-            delay_seconds=delay_seconds,
-            at=at,
-            repeat_of=repeat_of,
-            overrides=overrides,
-        )
+        details = (tenant, delay_seconds, at, headers, None, ttl_seconds, partition_key, repeat_of)
+        overrides = PublishOverrides(*details, timeout_seconds, self._protocol.port.now())
+        return await self._protocol.publisher.submit_many(messages, overrides)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from redis_message_queue.protocol.drain import DrainGate
@@ -85,16 +84,18 @@ class Publisher:
         self._turn = turn = (self._turn + 1) % len(self._senders)
         return turn
 
-    def _part_of_call(self, tenant: str | None, overrides: PublishOverrides | None) -> int | None:
+    def _part_of_call(self, overrides: PublishOverrides | None) -> int | None:
         """Return the part that the arguments decide on; None if each message decides for itself."""
         if self._has_one_part:
             return 0
-        if overrides is not None and overrides.partition_key is not None:
+        if overrides is None:
+            return None
+        if overrides.partition_key is not None:
             text("partition_key", overrides.partition_key)
             key = plain(overrides.partition_key)
-        elif tenant is not None:
-            key = tenant_name(tenant).decode()
-        elif overrides is not None and overrides.deduplication_key is not None:
+        elif overrides.tenant is not None:
+            key = tenant_name(overrides.tenant).decode()
+        elif overrides.deduplication_key is not None:
             text("deduplication_key", overrides.deduplication_key)
             key = plain(overrides.deduplication_key)
         else:
@@ -105,31 +106,21 @@ class Publisher:
         """Return the part of a message that decides for itself."""
         return self._next_turn() if outgoing.key is None else partition_of(outgoing.key, len(self._senders))
 
-    async def publish(
-        self,
-        message: Message,
-        *,
-        tenant: str | None = None,
-        delay_seconds: float | None = None,
-        at: datetime | None = None,
-        repeat_of: PublishNotConfirmedError | None = None,
-        overrides: PublishOverrides | None = None,
-    ) -> bool:
+    async def publish(self, message: Message, overrides: PublishOverrides | None = None) -> bool:
         """Add a message to the queue. Returns True, or False if deduplication suppressed it."""
         gate, emitter = self._gate, self._emitter
         entry, call = gate.enter(), PublishCall()
         try:
             if gate.is_shut:
                 gate.refuse_if_shut()
-            part = 0 if self._has_one_part else self._part_of_call(tenant, overrides)
-            if repeat_of is not None or self._senders[0].direct is None:
-                (accepted,) = await self._publish_all([message], tenant, delay_seconds, at, repeat_of, [], overrides)
+            part = 0 if self._has_one_part else self._part_of_call(overrides)
+            if self._senders[0].direct is None or (overrides is not None and overrides.repeat_of is not None):
+                (accepted,) = await self._publish_all([message], overrides or PublishOverrides(), [])
                 return accepted
-            is_bare = tenant is None and delay_seconds is None and at is None and overrides is None
-            if is_bare and self._builder.is_plain:
+            if overrides is None and self._builder.is_plain:
                 outgoing = self._builder.build_plain(message)
             else:
-                outgoing = await self._builder.build(message, tenant, delay_seconds, at, overrides, part or 0)
+                outgoing = await self._builder.build(message, overrides, part or 0)
             sender = self._senders[self._part_of(outgoing) if part is None else part].direct
             assert sender is not None
             group, calls, message_id = sender.group, sender.calls, first_id(self._port.new_id())
@@ -169,23 +160,14 @@ class Publisher:
             call.is_over = True  # also if a Ctrl-C came before the other `finally`
             self._gate.leave(entry)
 
-    async def publish_many(
-        self,
-        messages: Iterable[Message],
-        *,
-        tenant: str | None = None,
-        delay_seconds: float | None = None,
-        at: datetime | None = None,
-        repeat_of: PublishNotConfirmedError | None = None,
-        overrides: PublishOverrides | None = None,
-    ) -> list[bool]:
+    async def publish_many(self, messages: Iterable[Message], overrides: PublishOverrides) -> list[bool]:
         """Add messages to the queue in their order. Returns for each what `publish` would return."""
         results: list[bool] = []
         entry = self._gate.enter()
         try:
             self._gate.refuse_if_shut()
             self._store.capabilities.require("chunks")
-            return await self._publish_all(listed(messages), tenant, delay_seconds, at, repeat_of, results, overrides)
+            return await self._publish_all(listed(messages), overrides, results)
         except Exception as error:
             with suppress(AttributeError):  # a user's exception may not allow new attributes
                 error.results = results  # type: ignore[attr-defined]  # documented for all errors of this call
@@ -195,24 +177,15 @@ class Publisher:
         finally:
             self._gate.leave(entry)
 
-    async def submit_many(
-        self,
-        messages: Iterable[Message],
-        *,
-        tenant: str | None = None,
-        delay_seconds: float | None = None,
-        at: datetime | None = None,
-        repeat_of: PublishNotConfirmedError | None = None,
-        overrides: PublishOverrides | None = None,
-    ) -> list[Receipt]:
+    async def submit_many(self, messages: Iterable[Message], overrides: PublishOverrides) -> list[Receipt]:
         """Add messages to the queue in their order. Returns a receipt for each."""
         entry, sent, results = self._gate.enter(), dict[int, SentMessage](), list[bool]()
         try:
             self._gate.refuse_if_shut()
             self._store.capabilities.require("receipts")
-            await self._publish_all(listed(messages), tenant, delay_seconds, at, repeat_of, results, overrides, sent)
+            await self._publish_all(listed(messages), overrides, results, sent)
             receipts = [sent[place] for place in range(len(sent))]
-            return _receipts(receipts, await self._holders(receipts, None if overrides is None else overrides.limit))
+            return _receipts(receipts, await self._holders(receipts, overrides.limit))
         except Exception as error:
             with suppress(AttributeError):
                 receipts = [sent[place] for place in range(len(results))]
@@ -243,24 +216,20 @@ class Publisher:
     async def _publish_all(
         self,
         messages: Sequence[Message],
-        tenant: str | None,
-        delay_seconds: float | None,
-        at: datetime | None,
-        repeat_of: PublishNotConfirmedError | None,
+        overrides: PublishOverrides,
         results: list[bool],
-        overrides: PublishOverrides | None,
         sent: dict[int, SentMessage] | None = None,
     ) -> list[bool]:
         """Publish each share in its part, in chunks. Returns the results in the order of the messages.
 
         After an error, ``results`` has those that need not be published again: the first ones, without a gap.
         """
-        part, total = self._part_of_call(tenant, overrides), len(messages)
+        part, total, repeat_of = self._part_of_call(overrides), len(messages), overrides.repeat_of
         earlier = getattr(repeat_of, "sent", None)  # `find_sent` refuses anything else
         repeated = 0 if repeat_of is None else len(earlier.payloads) if isinstance(earlier, Sent) else 1
-        outgoing = await self._builder.build_all(messages, tenant, delay_seconds, at, repeated, overrides, part or 0)
+        outgoing = await self._builder.build_all(messages, overrides, repeated, part or 0)
         deadline = self._port.now() + self._store.options.pending_overload_block_timeout_seconds
-        if (limit := None if overrides is None else overrides.limit) is not None:
+        if (limit := overrides.limit) is not None:
             deadline = min(deadline, limit)
         later: dict[int, bool] = {}  # results with gaps between them
         for share in self._shares(outgoing, part, earlier, repeated):
