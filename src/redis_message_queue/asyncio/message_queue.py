@@ -149,8 +149,9 @@ class ProcessMessage(ProcessBound):
         if self._block is not None:
             raise RuntimeError("this context is in use; call process_message() again for another message")
         block = self._block = self._protocol.message_block()
+        wait = self._protocol.store.options.message_wait_interval_seconds
         try:
-            attempt = block.begin(await block.claim())
+            attempt = block.begin(await block.consumer.claim(1, wait))
             if attempt is None:
                 return None
             payload = block.payload

@@ -417,8 +417,7 @@ class Calls:
         """
         if cancellations is not None and self.plan.budget_seconds == 0:
             return await self.port.shielded(cancellations, self.call(command, arguments, extra_keys=extra_keys))
-        if started is None:
-            started = self.port.now()
+        started = self.port.now() if started is None else started
         if limit is not None:
             budget = limit - started if budget is None else min(budget, limit - started)
         attempt = missed = 0
@@ -431,40 +430,52 @@ class Calls:
                 try:
                     if not self.has_connected:
                         await self.connect(started, limit)
-                    if limit is not None:
-                        with (end := AttemptEnd(max(limit, self.port.now() + SHORTEST_ATTEMPT_SECONDS))):
-                            reply = await self.port.call(command, extra_keys, arguments)
-                    elif aside is None or attempt or (patience := self.patience) is None:
+                    ends_at = None if limit is None and aside is None else self._attempt_ends_at(limit, attempt)
+                    if ends_at is None:
                         reply = await self.port.call(command, extra_keys, arguments)
                     else:
-                        with AttemptEnd(self.port.now() + patience):
+                        with (end := AttemptEnd(ends_at)):
                             reply = await self.port.call(command, extra_keys, arguments)
                     if self.away is not None:
                         self.has_answered()
                     return reply
                 except StateMissingError as error:
-                    missed += 1
-                    # Ours, and not that of a queue that results are handed to.
-                    if missed > MISSED_STATES or not error.is_of(self.keys.meta):
-                        raise
-                    await self.write_state(limit, drains=command.script.name not in _BRINGING_IN)
+                    missed = await self._write_missing_state(error, missed + 1, command, limit)
                 except Exception as error:
                     attempt += 1
                     was_sent = was_sent or (self.has_connected and not (end and end.had_no_connection))
-                    if aside is not None:
-                        budget = min(self.plan.budget_seconds, aside.ends_at() - started)
-                    await self.rest_before_retry(
-                        *(error, command.script.verb, attempt, started, budget, stopped, aside), was_sent=was_sent
-                    )
+                    rest = (error, command.script.verb, attempt, started, budget, stopped, aside)
+                    await self.rest_before_retry(*rest, was_sent=was_sent)
                     if stopped is not None and stopped():
                         raise
             except BaseException as error:
                 if cancellations is None or not self.port.is_cancellation(error):
                     raise
-                cancellations.append(error)
-                # However often it is cancelled, a call has one retry budget, and at least the time of one answer.
-                if self.port.now() - started >= max(self.plan.budget_seconds, self.listening_seconds):
-                    raise self.exhausted(error, command.script.verb, len(cancellations), started) from None
+                self._note_cancellation(error, cancellations, command, started)
+
+    def _note_cancellation(
+        self, error: BaseException, cancellations: list[BaseException], command: Command, started: float
+    ) -> None:
+        """Note it. However often it is cancelled, a call has one retry budget, and at least the time of one answer."""
+        cancellations.append(error)
+        if self.port.now() - started >= max(self.plan.budget_seconds, self.listening_seconds):
+            raise self.exhausted(error, command.script.verb, len(cancellations), started) from None
+
+    def _attempt_ends_at(self, limit: float | None, attempt: int) -> float | None:
+        """Return when an attempt must end because of its ``limit``, or because other parts could answer a loop."""
+        if limit is not None:
+            return max(limit, self.port.now() + SHORTEST_ATTEMPT_SECONDS)
+        patience = None if attempt else self.patience
+        return None if patience is None else self.port.now() + patience
+
+    async def _write_missing_state(
+        self, error: StateMissingError, missed: int, command: Command, limit: float | None
+    ) -> int:
+        """Write the state that a script did not find; raise if it is that of a queue that results are handed to."""
+        if missed > MISSED_STATES or not error.is_of(self.keys.meta):
+            raise error
+        await self.write_state(limit, drains=command.script.name not in _BRINGING_IN)
+        return missed
 
     async def retry(
         self,
@@ -525,6 +536,8 @@ class Calls:
         """Sleep until the next attempt or until the caller stops it, or step aside; raise if there is none."""
         if not self.port.is_transient(error) or self.plan.budget_seconds == 0:
             raise error
+        if aside is not None:
+            budget = min(self.plan.budget_seconds, aside.ends_at() - started)
         if not self.has_connected:
             budget = min(_FIRST_CONTACT_SECONDS, _FIRST_CONTACT_SECONDS if budget is None else budget)
         pause = self.plan.pause(attempt, self.port.now() - started, self.port.random(), budget)

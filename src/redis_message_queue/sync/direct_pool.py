@@ -98,8 +98,22 @@ class _OpenSocket:
             raise exceptions.ConnectionError(_CLOSED)
         return data
 
+    def talk(
+        self, packed: bytes, count: int, until: float, nudge_at: float | None, nudge: Callable[[], None] | None
+    ) -> list[Any]:
+        """Send commands and return their replies, with a time limit or a nudge."""
+        if self.waits_forever:
+            self.send(packed, until)
+        else:
+            self.sock.sendall(packed)
+        if nudge is not None and nudge_at is not None and not self.has_input_at(nudge_at):
+            nudge()
+        return self.read_on(self.read(_READ_BYTES, until), count, until)
+
     def read_on(self, data: bytes, count: int, until: float) -> list[Any]:
         """Return the replies to so many commands, errors among them, whose first bytes are these."""
+        if not data:
+            raise exceptions.ConnectionError(_CLOSED)
         at = 0
         replies: list[Any] = []
         while len(replies) < count:
@@ -227,50 +241,40 @@ class DirectPool:
             is_sent = True  # a part of the command or of its reply may be on the way
             if opened.has_unread():
                 raise exceptions.ConnectionError("the connection had unread bytes")
-            if opened.waits_forever:
-                opened.send(packed, until)
+            if opened.waits_forever or until != math.inf or count > 1 or nudge is not None:
+                replies: list[Any] = opened.talk(packed, count, until, nudge_at, nudge)
             else:
                 opened.sock.sendall(packed)
-            if nudge is not None and nudge_at is not None and not opened.has_input_at(nudge_at):
-                nudge()
-            if opened.waits_forever or until != math.inf:
-                data = opened.read(_READ_BYTES, until)
-            else:
                 data = opened.sock.recv(_READ_BYTES)
-            if not data:
-                raise exceptions.ConnectionError(_CLOSED)
-            # Nearly always one whole reply, an integer or a string: without the calls that any other needs.
-            kind, end = data[0], data.find(b"\r\n") if count == 1 else -1
-            if kind == INTEGER and 0 < end == len(data) - 2:
-                replies: list[Any] = [int(data[1:end])]
-            elif kind == STRING and end > 0 and len(data) == end + 4 + int(data[1:end]):
-                replies = [data[end + 2 : -2]]
-            else:
-                replies = opened.read_on(data, count, until)
+                # Nearly always one whole reply, an integer or a string: without the calls that any other needs.
+                kind, end = data[0] if data else None, data.find(b"\r\n")
+                if kind == INTEGER and 0 < end == len(data) - 2:
+                    replies = [int(data[1:end])]
+                elif kind == STRING and end > 0 and len(data) == end + 4 + int(data[1:end]):
+                    replies = [data[end + 2 : -2]]
+                else:
+                    replies = opened.read_on(data, count, until)
             with lock_of(pool):
                 idle_of(pool).append(connection)
                 in_use_of(pool).discard(connection)
             return replies
         except BaseException as error:
-            translated = self._give_up(connection, is_sent, error)
-            if translated is None:
-                raise
-            raise translated from error
+            self._give_up(connection, is_sent, error)
+            raise
 
-    def _give_up(self, connection: Any, is_sent: bool, error: BaseException) -> Exception | None:
-        """Put a connection back, closed if it may still get a reply. Returns redis-py's error for it, if any."""
+    def _give_up(self, connection: Any, is_sent: bool, error: BaseException) -> None:
+        """Put a connection back, closed if it may still get a reply. Raises what redis-py raises for the error."""
         was_closed = connection is not None and socket_of(connection) is None  # by another thread
         if connection is not None:
             if is_sent:
                 connection.disconnect()
             self._put(connection)
         if isinstance(error, TimeoutError):
-            return exceptions.TimeoutError("no reply in time")
+            raise exceptions.TimeoutError("no reply in time") from error
         if isinstance(error, OSError):
-            return exceptions.ConnectionError(f"the connection broke: {error}")
+            raise exceptions.ConnectionError(f"the connection broke: {error}") from error
         if was_closed and isinstance(error, ValueError | AttributeError):
-            return exceptions.ConnectionError(_CLOSED_HERE)
-        return None
+            raise exceptions.ConnectionError(_CLOSED_HERE) from error
 
     def _put(self, connection: Any) -> None:
         """Put a connection back, wherever it is now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -81,10 +81,6 @@ class MessageBlock:
             assert self.claimed is not None and self.payload is not None
             self._current = self.consumer.received(self.claimed, self.payload)
         return self._current
-
-    def claim(self) -> Coroutine[Any, Any, list[ClaimedPayload]]:
-        """Claim a message, if one comes in time."""
-        return self.consumer.claim(1, self.queue.store.options.message_wait_interval_seconds)
 
     def begin(self, taken: Sequence[ClaimedPayload]) -> ClaimAttempt | None:
         """Hold the message for its handler; None without one. The shell marks the attempt as handed over."""

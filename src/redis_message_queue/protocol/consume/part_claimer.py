@@ -115,13 +115,11 @@ class PartClaimer:
             try:
                 if not calls.has_connected or self._label is not None:
                     await self._get_ready(slot, started, limit)
-                claim: Call = (slot.claim, (), request)
                 is_short = count == 1 and request[3] == FRESH and self._uses_short_claim
+                claim: Call = (slot.claim, (), request)
                 ack_before = ack
                 if is_short:
-                    claim = (slot.take, (), (request[0], nonce))
-                    if ack is not None and (joined := ack.joined_with(slot, request[0], nonce)) is not None:
-                        claim, ack_before = joined, None
+                    claim, ack_before = self._choose(slot, request, nonce, ack)
                 # Most claims begin so early that the client itself ends in time.
                 is_early = limit is None or sent_at + calls.listening_seconds <= limit
                 ends_at = None if is_early and count and not tries and calls.plan.budget_seconds else limit
@@ -135,30 +133,29 @@ class PartClaimer:
                     break
                 # Nothing is there, or this is another case: then the same call goes to the script that knows them all.
                 self._uses_short_claim = False
-                if reply is None and request[2] == 0:  # and it would not wait
-                    self.failing_since = None
-                    if calls.away is not None:
-                        calls.has_answered()
-                    return ClaimResult()
-                continue
-            except StateMissingError:
-                if not await self._write_state(limit, has_one_attempt):
-                    return ClaimResult(unconfirmed=True)
-                continue
+                if reply is not None or request[2]:  # or it would wait
+                    continue
+                break
             except Exception as error:
-                tries += 1
+                tries += not isinstance(error, StateMissingError)
                 if await self._gives_up(error, tries, started, claimant, limit, count == 0, has_one_attempt):
                     return ClaimResult(unconfirmed=True)
             if claimant.is_stopped() or (deadline is not None and port.now() >= deadline):
                 request = (request[0], 0, 0, request[3])
-        self.failing_since = None
-        if calls.away is not None:
-            calls.has_answered()
+        self.failing_since = calls.away = None
         self._uses_short_claim = self._uses_short_claim or self._is_fast_path(reply, request)
-        result = read_reply(reply, sent_at, nonce, self._is_leased, attempt.part)
+        result = ClaimResult() if reply is None else read_reply(reply, sent_at, nonce, self._is_leased, attempt.part)
         if not result.claims or result.dead or result.trim_error is not None or result.has_tick:
             await self._report(result, request, claimant, limit, attempt.part)
         return result
+
+    @staticmethod
+    def _choose(
+        slot: ReplySlot, request: Request, nonce: bytes, ack: PiggybackedAck | None
+    ) -> tuple[Call, PiggybackedAck | None]:
+        """Return the short script for a claim, which may acknowledge as well, and the ack to send before it."""
+        joined = None if ack is None else ack.joined_with(slot, request[0], nonce)
+        return ((slot.take, (), (request[0], nonce)), ack) if joined is None else (joined, None)
 
     async def _report(
         self, result: ClaimResult, request: Request, claimant: Claimant, limit: float | None, part: Part
@@ -238,6 +235,8 @@ class PartClaimer:
     ) -> bool:
         """Rest before the next request, or raise; True if the claim ends unconfirmed instead."""
         calls, port = self._calls, self._calls.port
+        if isinstance(error, StateMissingError):
+            return not await self._write_state(limit, has_one_attempt)
         is_transient, budget = port.is_transient(error), None
         retries = is_transient and calls.plan.budget_seconds > 0
         if retries:
