@@ -157,6 +157,7 @@ FIELD_SENTENCES = {
         "reason": "why it left the queue, such as `completed`, `failed`, `deliveries`, `expired` or `attempts used up`",
         "error_type": "the class of the exception that its handler raised",
         "error": "the text of that exception",
+        "traceback": "the end of its traceback, at most 4 kB, if the queue keeps it (`keep_tracebacks`)",
         "replay_of": "the id of the dead letter that this message repeats",
         "headers": "the headers that `get_headers` returned for it, None without headers",
         "state": "where `get()` found it: `pending`, `delayed` or `processing`",

@@ -44,7 +44,7 @@ QUEUE_GROUPS: dict[str, tuple[str, ...]] = {
         "retry_initial_delay_seconds",
         "retry_max_delay_seconds",
     ),
-    "Failures and expiry": ("retry_policy", "message_ttl_seconds"),
+    "Failures and expiry": ("retry_policy", "message_ttl_seconds", "keep_tracebacks"),
     "Tenants": ("tenant_weights", "max_pending_per_tenant", "max_in_flight_per_tenant", "ordered_tenants"),
     "Deduplication": ("deduplication", "get_deduplication_key", "message_deduplication_log_ttl_seconds"),
     "Backpressure": ("max_pending_length", "pending_overload_policy", "pending_overload_block_timeout_seconds"),

@@ -197,7 +197,7 @@ def test_logs_of_a_worker_are_printable(clean_server, tmp_path, client):
     """A handler's error may quote the payload."""
     (tmp_path / "handlers.py").write_text("def fail(message):\n    raise ValueError(message.payload)\n")
     RedisMessageQueue(QUEUE, client=client).publish(f"m {ODD}")
-    words = ["worker", "--until-empty", "--tracebacks", "handlers:fail", QUEUE]
+    words = ["worker", "--until-empty", "handlers:fail", QUEUE]
     ended = fork_server.run(
         [sys.executable, "-W", "error", "-m", "redis_message_queue", *words],
         cwd=tmp_path,

@@ -85,8 +85,9 @@ def test_a_record_tells_what_became_of_a_message(rmq, queue):
     fail(queue, "no such customer")
     (row,) = rmq("records", "orders", "failed", "--json").documents
     assert (row["payload"], row["error_type"], row["error"]) == ("one", "LookupError", "no such customer")
+    assert "in fail\n" in row["traceback"]
     table = rmq("records", "orders", "failed").out
-    assert "no such customer" in table
+    assert "no such customer" in table and table.endswith(f"\n{row['traceback']}\n")
     assert "due at" not in table, "what is known of no row takes no room"
 
 

@@ -179,7 +179,7 @@ def test_json_logs_name_queue_message_and_address(worker, queue, clean_server):
     """A failure is one line, also with its traceback; what the supervisor says is JSON too."""
     queue.publish("a")
     (waiting,) = queue.peek(1)
-    process = worker("handlers:fail", "orders", "--log-format", "json", "--tracebacks", "--max-attempts", "1")
+    process = worker("handlers:fail", "orders", "--log-format", "json", "--max-attempts", "1")
     assert until(lambda: queue.stats().dead_letters == 1)
     _, err = stop(process)
     lines = [json.loads(line) for line in err.splitlines()]
@@ -194,7 +194,7 @@ def test_json_logs_name_queue_message_and_address(worker, queue, clean_server):
     assert [line["text"].split()[0] for line in lines if line["level"] == "info"] == ["rmq", "stopping"]
 
 
-@pytest.mark.promise("`rmq worker` logs tracebacks by default on a terminal, and only there.")
+@pytest.mark.promise("`rmq worker` logs each failed message once, with its traceback unless you ask for none.")
 def test_a_terminal_shows_tracebacks(queue, clean_server, tmp_path, monkeypatch):
     """One log line a failure, with the traceback below it."""
     (tmp_path / "handlers.py").write_text(HANDLERS)

@@ -458,7 +458,9 @@ async def test_a_callback_may_use_the_queue_itself(shell: Shell) -> None:
 # What is never told
 
 
-@pytest.mark.promise("No event, error or log line contains a payload.")
+@pytest.mark.promise(
+    "No event, error or log line of ours contains a payload; a traceback may quote what a handler raised."
+)
 async def test_no_payload_in_any_event_or_log_line(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
     """On the good paths and on the bad ones; what a handler's own error says is its own affair."""
     events = shell.events()

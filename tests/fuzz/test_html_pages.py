@@ -127,7 +127,9 @@ def dashboard_page(template: str, **values: Any) -> str:
 
 def message_of(text: str) -> str:
     """Also what others wrote to the journal, and a payload that may be JSON."""
-    fields: dict[str, Any] = dict.fromkeys(("payload", "tenant", "reason", "error_type", "error", "replay_of"), text)
+    fields: dict[str, Any] = dict.fromkeys(
+        ("payload", "tenant", "reason", "error_type", "error", "traceback", "replay_of"), text
+    )
     record = MessageRecord(**fields, headers={"name": text}, published_at=AT)
     entry = TraceEntry(event=text, at=AT, consumer=text, details={"of": text, "reason": text, "unknown": text})
     steps = [_step(entry), _step(replace(entry, event="failed", details={"error_type": text, "count": text}))]
@@ -150,7 +152,9 @@ def schedules_of(text: str) -> str:
 
 
 def messages_of(text: str) -> str:
-    record = MessageRecord(payload=text, id="0" * 32, tenant=text, reason=text, error_type=text, error=text)
+    record = MessageRecord(
+        payload=text, id="0" * 32, tenant=text, reason=text, error_type=text, error=text, traceback=text
+    )
     shown = {"source": "failed", "tenant": text, "problem": text, "q": text, "where": text}
     found = Found([record], searched=1, is_all=True)
     return dashboard_page(

@@ -188,12 +188,16 @@ def test_what_has_left_is_a_table_with_what_became_of_it(queue, read, client, pa
     queue.publish_many(["good 1", "good 2", "bad"])
     with queue.process_messages(3) as batch:
         for message in batch:
-            if message.payload == b"bad":
-                batch.fail(message, ValueError("no address"))
+            try:
+                if message.payload == b"bad":
+                    raise ValueError("no address")
+            except ValueError as error:
+                batch.fail(message, error)
     before = everything(client)
     assert [row["payload"] for row in read("completed")] == ["good 1", "good 2"]
     (failed,) = read("failed")
     assert (failed["payload"], failed["error_type"], failed["error"]) == ("bad", "ValueError", "no address")
+    assert failed["traceback"].endswith('raise ValueError("no address")\nValueError: no address')
     assert failed["published_at"] <= failed["claimed_at"] <= failed["finished_at"]
     assert everything(client) == before
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 import time
-import traceback
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from redis_message_queue.cli.output import PrintableFormatter, say, to_json
+from redis_message_queue.values.plain_values import LOGGED_TRACEBACK_BYTES, traceback_text
 
 LogFormat = Literal["text", "json"]
 
 
 class TextFormatter(PrintableFormatter):
-    """A line of text; with ``tracebacks``, also where a handler raised."""
+    """A line of text; with ``tracebacks``, also where a handler raised for the last time."""
 
     def __init__(self, *, tracebacks: bool) -> None:
         super().__init__("%(asctime)s.%(msecs)03dZ %(process)d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
@@ -23,14 +23,13 @@ class TextFormatter(PrintableFormatter):
         self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
-        trace = _traceback(record) if self._tracebacks else None
-        if trace is None:
-            return super().format(record)
-        record.exc_text = trace  # where a formatter looks for what to print below the line
+        shown = record.exc_info, record.exc_text
+        if not self._tracebacks and hasattr(record, "handler_error"):
+            record.exc_info = record.exc_text = None
         try:
             return super().format(record)
         finally:
-            record.exc_text = None
+            record.exc_info, record.exc_text = shown
 
 
 class JsonFormatter(logging.Formatter):
@@ -54,8 +53,8 @@ class JsonFormatter(logging.Formatter):
         }
         if error is not None:
             line["exception_type"] = type(error).__name__
-        if self._tracebacks and (trace := _traceback(record)) is not None:
-            line["traceback"] = trace
+        if record.exc_info and error is not None and (self._tracebacks or not hasattr(record, "handler_error")):
+            line["traceback"] = record.exc_text or traceback_text(error, LOGGED_TRACEBACK_BYTES)
         return to_json(line)
 
 
@@ -89,11 +88,6 @@ def _error_of(record: logging.LogRecord) -> BaseException | None:
     if error is None and record.exc_info:  # an exception may be false, or not say whether it is
         error = record.exc_info[1]
     return error
-
-
-def _traceback(record: logging.LogRecord) -> str | None:
-    error = _error_of(record)
-    return None if error is None else "".join(traceback.format_exception(error)).rstrip()
 
 
 def say_in(log_format: LogFormat, text: str, *, level: str, address: str) -> None:

@@ -41,12 +41,16 @@ class MessageView:
         return row
 
     def show(self, output: Output, records: Iterable[MessageRecord], *, title: str, empty: str) -> None:
-        """Print messages. A table leaves out columns that are unknown or False for all, and has the payload last."""
+        """Print messages. A table leaves out columns that are unknown or False for all, and has the payload last.
+
+        The traceback of a failed message does not fit into a table. It stands below if there is only this message.
+        """
         rows = [self.row(record) for record in records]
         if output.json:
             output.table(rows)
             return
         known = {name for row in rows for name, value in row.items() if value is not None and value is not False}
+        known.discard("traceback")
         columns = [name for name in (rows[0] if rows else ()) if name in known or name in _ALWAYS_SHOWN]
         columns.sort(key=lambda name: name == "payload")
         shown = [
@@ -54,6 +58,8 @@ class MessageView:
             for row in rows
         ]
         output.table(shown, columns=columns, title=title, empty=empty)
+        if len(rows) == 1 and (traceback := rows[0].get("traceback")):
+            print("\n" + printable(traceback, keep="\n"))
 
 
 class Matches:

@@ -63,7 +63,7 @@ def records(
     """Show messages that were handled, failed or became dead letters, the newest first.
 
     Each record has what is known of the message: id, tenant, deliveries, times, the reason, the error and the payload.
-    With --json, each line is a record.
+    If there is only one, the traceback of its handler follows. With --json, each line is a whole record.
 
     A condition is written as for `rmq redrive`. It searches the newest 10,000 records.
     """

@@ -56,7 +56,7 @@ def redrive(
     With --from failed, the messages of the failed list are published again instead.
 
     A condition can use payload, id, tenant, delivery_count, published_at, claimed_at, finished_at, reason, error_type,
-    error, replay_of, headers, and json, which is the parsed payload:
+    error, traceback, replay_of, headers, and json, which is the parsed payload:
 
     --where "tenant == 'acme' and 'timeout' in error"
 

@@ -74,7 +74,7 @@ def _environment() -> Environment:
     templates = Environment(
         loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    templates.filters |= {name: getattr(text, name) for name in ("age", "clock", "count", "one_line", "rate")}
+    templates.filters |= {name: getattr(text, name) for name in ("age", "clock", "count", "lines", "one_line", "rate")}
     templates.globals |= {
         "Level": Level,
         "SOURCES": SOURCES,

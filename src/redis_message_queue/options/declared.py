@@ -285,6 +285,11 @@ class QueueOptions:
     max_failed_length: Annotated[int | None, "How many failed payloads to keep, newest first. None keeps all."] = (
         DEFAULT_TRACKING_LENGTH
     )
+    keep_tracebacks: Annotated[
+        bool,
+        "Keep the end of the handler's traceback (4 kB, without values of variables) in the record of a message that "
+        "failed for good, and log it where no caller gets the exception. It may quote what the handler put into it.",
+    ] = True
     strict_payload_types: Annotated[
         bool, "Refuse dicts with values that JSON cannot represent exactly, such as tuples."
     ] = False
@@ -324,6 +329,7 @@ class QueueOptions:
             "deduplication",
             "enable_completed_queue",
             "enable_failed_queue",
+            "keep_tracebacks",
             "strict_payload_types",
         ):
             flag(name, getattr(self, name))

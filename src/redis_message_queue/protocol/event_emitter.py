@@ -13,10 +13,20 @@ from redis_message_queue.protocol.port import Runtime
 from redis_message_queue.values.checks import functions
 from redis_message_queue.values.errors import NotPermittedError
 from redis_message_queue.values.events import EventOperation, EventOutcome, QueueEvent
-from redis_message_queue.values.plain_values import described
+from redis_message_queue.values.plain_values import LOGGED_TRACEBACK_BYTES, described, traceback_text
 
 # Without a handler of its own: in a program without logging set up, Python then writes warnings and errors to stderr.
 log = logging.getLogger("redis_message_queue")
+
+
+def _bound_traceback(record: logging.LogRecord) -> bool:
+    """Give a record the text of its traceback, which formatters print below the line: bounded, without passwords."""
+    if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
+        record.exc_text = record.exc_text or traceback_text(record.exc_info[1], LOGGED_TRACEBACK_BYTES)
+    return True
+
+
+log.addFilter(_bound_traceback)
 
 
 class EventEmitter:
@@ -58,14 +68,22 @@ class EventEmitter:
             await self.call(listener, event, what="on_event")
 
     def log(
-        self, level: int, claim: Claim, text: str, *arguments: Any, handler_error: BaseException | None = None
+        self,
+        level: int,
+        claim: Claim,
+        text: str,
+        *arguments: Any,
+        handler_error: BaseException | None = None,
+        traceback: bool = False,
     ) -> None:
         """A log line about one message: it names the queue and the message, also as attributes of its record.
 
-        ``handler_error`` is the exception of a handler. Only its record has it: a traceback may quote the payload.
+        ``handler_error`` is the exception of a handler, which the record has. With ``traceback``, so has the log.
         """
         extra = {"queue": self.queue, "message_id": claim.message_id, "handler_error": handler_error}
-        log.log(level, f"%s: message %s {text}", self.queue, claim.message_id, *arguments, extra=extra)
+        shown = handler_error if traceback and handler_error is not None and handler_error.__traceback__ else None
+        text = f"%s: message %s {text}"
+        log.log(level, text, self.queue, claim.message_id, *arguments, exc_info=shown, extra=extra)
 
     async def call(self, function: Callable[..., Any], *arguments: Any, what: str) -> None:
         """Call a function of the user's that must not disturb the queue."""

@@ -374,7 +374,7 @@ def _with_partition(schema: t.StructType) -> t.StructType:
 def _with_outcome(schema: t.StructType) -> t.StructType:
     """Add the columns of a record."""
     schema.add("claimed_at", t.TimestampType()).add("finished_at", t.TimestampType())
-    for name in ("reason", "error_type", "error", "replay_of"):
+    for name in ("reason", "error_type", "error", "traceback", "replay_of"):
         schema.add(name, t.StringType())
     return schema
 

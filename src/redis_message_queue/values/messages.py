@@ -22,6 +22,7 @@ class MessageRecord:
     reason: str | None = None
     error_type: str | None = None
     error: str | None = None
+    traceback: str | None = None
     replay_of: str | None = None
     headers: Mapping[str, str] | None = field(default=None, hash=False)
     state: str | None = None

@@ -7,11 +7,18 @@ for a subclass of str or int, and an object may only claim to be one, as a mock 
 from __future__ import annotations
 
 import base64
+import re
+import traceback
 from types import FunctionType
 from typing import Any, TypeGuard
 
 _LONGEST = 100  # characters of a text that an error repeats
 _LONGEST_ERROR = 2_000  # characters of an exception's text that a record or another error keeps
+KEPT_TRACEBACK_BYTES = 4_096  # in the record of a message
+LOGGED_TRACEBACK_BYTES = 32_768
+_MOST_FRAMES = 100  # of each exception in a chain
+# User and password of a URL, also of one that is not quoted as it should be. Bounded: a text may be full of beginnings.
+_CREDENTIALS = re.compile(r"""(?<=://)(?:[^\s/:@'"]{0,200}:[^\s'"]{0,300}|[^\s/:@'"]{1,200})@""")
 _CONVERTERS: tuple[tuple[type, Any], ...] = ((str, str.__str__), (int, int.__int__), (float, float.__float__))
 
 
@@ -55,9 +62,39 @@ def typed(value: Any) -> str:
 def error_text(error: BaseException) -> str:
     """Return the text of an exception, shortened; empty if it cannot be had, because its own code raises."""
     try:
-        return str.encode(str(error), "utf-8", "replace").decode()[:_LONGEST_ERROR]
+        text = str.encode(str(error)[: 2 * _LONGEST_ERROR], "utf-8", "replace").decode()
+        return without_passwords(text)[:_LONGEST_ERROR]
     except Exception:
         return ""
+
+
+def without_passwords(text: str) -> str:
+    """Return a text with stars instead of the user and the password of each URL in it."""
+    return _CREDENTIALS.sub("***@", text) if "://" in text else text
+
+
+def traceback_text(error: BaseException, most_bytes: int = KEPT_TRACEBACK_BYTES) -> str | None:
+    """Return the end of an exception's traceback, without values of variables and passwords in URLs.
+
+    None if it was not raised, or if the traceback cannot be had.
+    """
+    try:
+        if error.__traceback__ is None:
+            return None
+        pieces = traceback.TracebackException.from_exception(error, limit=-_MOST_FRAMES, compact=True).format()
+        # Passwords leave before the text is cut: the cut may be in the middle of a URL.
+        text = without_passwords("".join(map(_shortened, pieces)).rstrip())
+        stored = str.encode(text, "utf-8", "replace")
+        return stored[-most_bytes:].decode("utf-8", "ignore")
+    except Exception:
+        return None
+
+
+def _shortened(piece: str) -> str:
+    """Return a frame, or the text of an exception, cut after a word so that the frames before it are not lost."""
+    if len(piece) <= _LONGEST_ERROR:
+        return piece
+    return piece[:_LONGEST_ERROR].rpartition(" ")[0] + " …\n"
 
 
 def described(error: BaseException) -> str:

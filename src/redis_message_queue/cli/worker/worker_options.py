@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -233,14 +232,14 @@ class WatchOptions:
         LogFormat, typer.Option(help="Lines of text, or a JSON object a line.", rich_help_panel=_WATCH)
     ] = "text"
     tracebacks: Annotated[
-        bool | None,
+        bool,
         typer.Option(
             "--tracebacks/--no-tracebacks",
-            help="Log the traceback of each exception in a handler; it may quote payloads.",
-            show_default="on a terminal",
+            help="Log where a handler raised when its message fails for good, and keep that in the record of the "
+            "message. It may quote what the handler put into the exception.",
             rich_help_panel=_WATCH,
         ),
-    ] = None
+    ] = True
 
     @property
     def health_at(self) -> tuple[str, int] | None:
@@ -302,11 +301,15 @@ class WorkerSettings:
             payload_bytes=process.payload_bytes,
             log_level=watch.log_level,
             log_format=watch.log_format,
-            tracebacks=sys.stderr.isatty() if watch.tracebacks is None else watch.tracebacks,
+            tracebacks=watch.tracebacks,
             is_watched=watch.health_port is not None or watch.ready_file is not None,
             reload=process.reload,
             ready_file=None if watch.ready_file is None else str(watch.ready_file.absolute()),
         )
+
+    def queue_options(self) -> dict[str, Any]:
+        """Return the options of queues that the worker opens by itself."""
+        return self.delivery.queue_options() | {"keep_tracebacks": self.tracebacks}
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -139,7 +139,7 @@ def _work_sync(settings: WorkerSettings, handlers: Sequence[Any], theirs: Any, r
     with contextlib.ExitStack() as stack:
         queues: list[Any]
         if theirs is None:
-            options, text = settings.delivery.queue_options(), not settings.payload_bytes
+            options, text = settings.queue_options(), not settings.payload_bytes
             queues = [stack.enter_context(one.open(text=text, **options)) for one in settings.queues]
         else:
             queues = [_checked(_made(theirs, settings), RedisMessageQueue, settings)]
@@ -159,7 +159,7 @@ async def _work_async(settings: WorkerSettings, handlers: Sequence[Any], theirs:
     async with contextlib.AsyncExitStack() as stack:
         queues: list[Any]
         if theirs is None:
-            options, text = settings.delivery.queue_options(), not settings.payload_bytes
+            options, text = settings.queue_options(), not settings.payload_bytes
             queues = [await stack.enter_async_context(one.open_async(text=text, **options)) for one in settings.queues]
         else:
             made = _made(theirs, settings)

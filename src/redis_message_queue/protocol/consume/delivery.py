@@ -18,7 +18,7 @@ from redis_message_queue.protocol.port import unwrap
 from redis_message_queue.values.errors import CleanupFailedError, RedisMessageQueueError, RetryBudgetExhaustedError
 from redis_message_queue.values.events import EventOperation, EventOutcome
 from redis_message_queue.values.outcomes import DeadLetter, Discard, RetryLater
-from redis_message_queue.values.plain_values import described
+from redis_message_queue.values.plain_values import described, traceback_text
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -301,7 +301,9 @@ class Delivery:
     ) -> Settled | None:
         """None if Redis did not confirm it."""
         queue = self._queue
-        why = SettleReason(reason, error, queue.port.now() - claim.claimed_at, event, self._handled([claim]))
+        keeps_traceback = event != "discarded" and queue.options.keep_tracebacks
+        trace = traceback_text(error) if keeps_traceback else None
+        why = SettleReason(reason, error, queue.port.now() - claim.claimed_at, event, self._handled([claim]), trace)
         try:
             return await queue.store.settler.settle([claim], terminal_list, why, self.cancellations)
         except Exception as trouble:
@@ -381,20 +383,25 @@ class Delivery:
 
     # -- log lines
 
-    def _warn(self, claim: Claim, text: str, *arguments: Any, handler_error: Exception | None = None) -> None:
-        self._queue.emitter.log(WARNING, claim, text, *arguments, handler_error=handler_error)
+    def _warn(self, claim: Claim, text: str, *arguments: Any, **about_error: Any) -> None:
+        self._queue.emitter.log(WARNING, claim, text, *arguments, **about_error)
 
     def _log_failed(self, claim: Claim, terminal_list: TerminalList | None, reason: str, error: Exception) -> None:
-        """Say where a message that failed for good is now, or that it is nowhere and how that can be changed."""
+        """Say where a message that failed for good is now, or that it is nowhere and how that can be changed.
+
+        The traceback follows, unless the caller gets the exception.
+        """
+        shows = self._keeps_failures and self._queue.options.keep_tracebacks
         if terminal_list is None:
-            self._queue.emitter.log(ERROR, claim, _REMOVED, described(error), handler_error=error)
+            self._queue.emitter.log(ERROR, claim, _REMOVED, described(error), handler_error=error, traceback=shows)
         elif isinstance(error, DeadLetter):
             self._warn(claim, "went to the dead letters, as its handler decided: %s", error.reason)
         elif terminal_list is self._queue.dead_letters:
             text = "failed (%s) and went to the dead letters (%s)"
-            self._warn(claim, text, described(error), reason, handler_error=error)
+            self._warn(claim, text, described(error), reason, handler_error=error, traceback=shows)
         else:
-            self._warn(claim, "failed (%s) and went to the failed list", described(error), handler_error=error)
+            text = "failed (%s) and went to the failed list"
+            self._warn(claim, text, described(error), handler_error=error, traceback=shows)
 
     async def report_trimming(self, settled: Settled, terminal_list: TerminalList | None, claim: Claim) -> None:
         """Say that a list could not be trimmed, or that messages are gone because it is full."""

@@ -49,6 +49,7 @@ class SettleReason:
     held_seconds: float | None = None
     event: str | None = None  # what a journal calls it, where it is not an acknowledgement
     handled: Sequence[int] = ()  # for a journal, where a loop knows it: see HandlerTimes.take
+    traceback: str | None = None
 
     def as_json(self, consumer: str | None = None) -> str:
         fields: dict[str, Any] = {"reason": self.reason}
@@ -57,6 +58,8 @@ class SettleReason:
         if self.error is not None:
             fields["error_type"] = type(self.error).__name__
             fields["error"] = error_text(self.error)
+        if self.traceback is not None:
+            fields["traceback"] = self.traceback
         if self.held_seconds is not None:
             fields["held_us"] = int(self.held_seconds * 1_000_000)
         if self.event is not None:

@@ -54,6 +54,7 @@ RECORD: Mapping[str, Kind] = {
     "reason": Kind.TEXT,
     "error_type": Kind.TEXT,
     "error": Kind.TEXT,
+    "traceback": Kind.TEXT,
     "replay_of": Kind.TEXT,
     "headers": Kind.ANY,
 }

@@ -93,6 +93,7 @@ def record_of(one: RecordPair, *, decode: bool, names: Mapping[bytes, str] = _NO
         reason=headers.text_of(record.get("reason")),
         error_type=headers.text_of(record.get("error_type")),
         error=headers.text_of(record.get("error")),
+        traceback=headers.text_of(record.get("traceback")),
         replay_of=headers.replay_of(record),
         headers=headers.decode(record) or None,
         consumer=_consumer(record, names),

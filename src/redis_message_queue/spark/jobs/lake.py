@@ -68,6 +68,7 @@ MESSAGE = _schema(
     reason=_TEXT,
     error_type=_TEXT,
     error=_TEXT,
+    traceback=_TEXT,
     consumer=_TEXT,
     replay_of=_TEXT,
     headers=pa.map_(_TEXT, _TEXT),

@@ -414,12 +414,12 @@ class Refresh:
         oldest = min((one.date for one in self.plan.files), default="")
         table = records_table(self.lake.location)
         if not any(one.date >= oldest for one in table.files(self.lake.queue)):
-            return rows.selectExpr("*", "cast(null as string) as error")
-        records = table.read(
-            self.spark, self.lake.queue, ("id", "error", "headers", "finished_at"), lambda one: one.date >= oldest
-        )
+            return rows.selectExpr("*", "cast(null as string) as error", "cast(null as string) as traceback")
+        columns = ("id", "error", "traceback", "headers", "finished_at")
+        records = table.read(self.spark, self.lake.queue, columns, lambda one: one.date >= oldest)
         newest = records.groupBy("id").agg(
             expr("max_by(nullif(error, ''), finished_at) as error"),
+            expr("max_by(traceback, finished_at) as traceback"),
             expr("max_by(headers, finished_at) as record_headers"),
         )
         joined = rows.join(newest, "id", "left")
