@@ -81,7 +81,10 @@ async def test_a_final_failure_tells_where_the_handler_raised(
     shell: Shell, subtests: pytest.Subtests, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever calls the handler, and wherever the message goes. A caller that gets the exception needs no log of it."""
-    lists = {"dead_letters": {"retry_policy": RetryPolicy(max_attempts=1)}, "failed": {"enable_failed_queue": True}}
+    lists: dict[str, dict[str, Any]] = {
+        "dead_letters": {"retry_policy": RetryPolicy(max_attempts=1)},
+        "failed": {"enable_failed_queue": True},
+    }
     for way in WAYS:
         for source, options in lists.items():
             if way == "batch" and source == "failed":
