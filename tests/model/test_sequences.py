@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from redis_message_queue.options.declared import GatewayOptions, QueueOptions
 from redis_message_queue.protocol.consume.claim import Claim, ClaimResult, read_reply
 from redis_message_queue.protocol.consume.handoff import HandOff, HandOffTarget
-from redis_message_queue.protocol.consume.settle import Acks, SettleReason, TerminalKind, TerminalList
+from redis_message_queue.protocol.consume.settle import SettleReason, TerminalKind, TerminalList
 from redis_message_queue.protocol.port import Command, finish
 from redis_message_queue.protocol.publish.sender import OutgoingMessage, Published, chunk_ids
 from redis_message_queue.protocol.queue import QueueProtocol
@@ -291,7 +291,7 @@ class Sequences(RuleBasedStateMachine):
 
         def work() -> ClaimResult:
             try:
-                result = finish(store.claimer.claim(attempt, CLAIMANT, 0, 1, Acks([ack], None)))
+                result = finish(store.claimer.claim(attempt, CLAIMANT, 0, 1, [ack]))
                 if result.claims:
                     attempt.apply("settle")
                 return result

@@ -92,7 +92,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, PublishMethods[M], Pr
         handler: Callable[[Any], Any],
         *,
         concurrency: int = 1,
-        prefetch: int = 1,
+        prefetch: int | None = None,
         batch_size: int | None = None,
         batch_seconds: float | None = None,
         until_empty: bool = False,

@@ -23,7 +23,7 @@ async def run_queues(
     handler: Callable[[Any], Any] | None = None,
     *,
     concurrency: int = 1,
-    prefetch: int = 1,
+    prefetch: int | None = None,
     batch_size: int | None = None,
     batch_seconds: float | None = None,
     until_empty: bool = False,

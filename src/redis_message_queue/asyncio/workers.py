@@ -33,26 +33,10 @@ def _around(middleware: Middleware, call_next: Callable[[Any], Any]) -> Callable
     return lambda given: middleware(given, call_next)
 
 
-class _Turn:
-    """A lock for tasks."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self.release = self._lock.release
-
-    async def acquire(self, seconds: float | None = None) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._lock.acquire()
-        except TimeoutError:
-            return False
-
-
 class Tasks:
     """Runs handlers in the task of the caller, or in several."""
 
     refuse_awaitable = None
-    turn = _Turn
 
     async def run_together(
         self, works: Sequence[Callable[[], Coroutine[Any, Any, Any]]], name: str, stop: Callable[[], None]

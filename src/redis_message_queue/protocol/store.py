@@ -13,7 +13,6 @@ from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimRes
 from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt
 from redis_message_queue.protocol.consume.claimer import Claimer
 from redis_message_queue.protocol.consume.settle import (
-    Acks,
     Cancellations,
     PiggybackedAck,
     Settled,
@@ -79,8 +78,8 @@ class Claims(Protocol):
         attempt: ClaimAttempt,
         claimant: Claimant,
         wait_seconds: float,
-        count: int = 1,
-        acks: Acks | None = None,
+        count: int | None = 1,
+        acks: list[PiggybackedAck] | None = None,
         limit: float | None = None,
     ) -> Coroutine[Any, Any, ClaimResult]: ...
 
@@ -98,7 +97,7 @@ class Settles(Protocol):
 
     def attach(
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
-    ) -> Sequence[PiggybackedAck]: ...
+    ) -> list[PiggybackedAck]: ...
 
     async def retry_later(
         self,

@@ -99,7 +99,7 @@ class RedisMessageQueue(BlockingOperatorMethods[M], QueueContract, BlockingPubli
         handler: Callable[[Any], Any],
         *,
         concurrency: int = 1,
-        prefetch: int = 1,
+        prefetch: int | None = None,
         batch_size: int | None = None,
         batch_seconds: float | None = None,
         until_empty: bool = False,

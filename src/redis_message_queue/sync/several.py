@@ -24,7 +24,7 @@ def run_queues(
     handler: Callable[[Any], Any] | None = None,
     *,
     concurrency: int = 1,
-    prefetch: int = 1,
+    prefetch: int | None = None,
     batch_size: int | None = None,
     batch_seconds: float | None = None,
     until_empty: bool = False,

@@ -26,22 +26,10 @@ def _around(middleware: Middleware, call_next: Callable[[Any], Any]) -> Callable
     return lambda given: middleware(given, call_next)
 
 
-class _Turn:
-    """A lock for threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.release = self._lock.release
-
-    async def acquire(self, seconds: float | None = None) -> bool:
-        return self._lock.acquire(timeout=-1 if seconds is None else seconds)
-
-
 class Threads:
     """Runs handlers in the thread of the caller, or in several."""
 
     refuse_awaitable = staticmethod(refuse_awaitable)
-    turn = _Turn
 
     async def run_together(
         self, works: Sequence[Callable[[], Coroutine[Any, Any, Any]]], name: str, stop: Callable[[], None]

@@ -11,6 +11,7 @@ from redis_message_queue.stored.envelope import LAST_FLAGS, TIME_AT, Envelope
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt
+    from redis_message_queue.protocol.consume.settle import PiggybackedAck
     from redis_message_queue.protocol.parts import Part
 
 # What the script should know of where a claim comes from.
@@ -172,6 +173,13 @@ class Claimant:
     def on_away(self, part: Part) -> bool:
         """A part does not answer. Returns whether the claimant finds out when that changes."""
         return False
+
+    def wanted(self) -> int:
+        """How many messages to claim now, where the number was not given with the claim."""
+        return 1
+
+    async def before_wait(self, acks: list[PiggybackedAck]) -> None:
+        """The claim is about to wait, which may last: confirm the acks that it had to send, and empty the list."""
 
     def on_wait(self, waiting: bool) -> None:
         """The claim begins or ends to wait for messages: meanwhile it holds nothing."""

@@ -12,7 +12,7 @@ from redis_message_queue.protocol.consume.claim_attempt import IDLE, UNCONFIRMED
 from redis_message_queue.values.errors import RetryBudgetExhaustedError
 
 if TYPE_CHECKING:
-    from redis_message_queue.protocol.consume.settle import Acks
+    from redis_message_queue.protocol.consume.settle import PiggybackedAck
     from redis_message_queue.protocol.parts import Part, Parts
 
 PATIENCE_SECONDS = 0.5  # for so long a claim that does not wait is repeated while Redis does not answer
@@ -117,11 +117,13 @@ class Claimer:
         attempt: ClaimAttempt,
         claimant: Claimant,
         wait_seconds: float,
-        count: int = 1,
-        acks: Acks | None = None,
+        count: int | None = 1,
+        acks: list[PiggybackedAck] | None = None,
         limit: float | None = None,
     ) -> Coroutine[Any, Any, ClaimResult]:
         """Claim up to ``count`` messages of one part, and wait for the first if none has any. The result may be empty.
+
+        Without a count each request is for as many as the claimant wants then.
 
         It ends at the ``limit``, or so long after its wait as one answer takes.
 
@@ -232,8 +234,8 @@ class ClaimRound:
         claimer: Claimer,
         attempt: ClaimAttempt,
         claimant: Claimant,
-        count: int,
-        acks: Acks | None,
+        count: int | None,
+        acks: list[PiggybackedAck] | None,
         limit: float | None,
     ) -> None:
         self._claimer = claimer
@@ -279,7 +281,8 @@ class ClaimRound:
             is_last = claimant.has_time_limit or claimant.has_one_attempt or (self._answered and not is_uncertain)
             if claimant.is_stopped() or (left <= 0 and is_last):
                 return ClaimResult(unconfirmed=not self._answered)
-            await self._confirm_acks()
+            if self._acks and (self._claimer.port.is_cluster or all(ack.is_answered for ack in self._acks)):
+                await claimant.before_wait(self._acks)
             woken = await self._wait(max(left, _LOOK_SECONDS) if is_uncertain else left)
             left = max(0.0, deadline - port.now())
         for part in woken:
@@ -340,8 +343,9 @@ class ClaimRound:
         while True:
             attempt.call = attempt.slot.next_call()
             attempt.apply("send")
-            request = (attempt.call, self._count, self._slice_us, origin)
-            ack = None if self._acks is None else self._acks.part_for(part)
+            count = claimant.wanted() if self._count is None else self._count
+            request = (attempt.call, count, self._slice_us, origin)
+            ack = self._ack_for(part) if self._acks else None
             result = await part.claimer.exchange(
                 attempt, request, claimant, ack, self._deadline, limit, has_one_attempt=has_one_attempt
             )
@@ -353,6 +357,19 @@ class ClaimRound:
         if result.wake_after is not None:
             self._timers[part] = part.calls.port.now() + result.wake_after
         return result
+
+    def _ack_for(self, part: Part) -> PiggybackedAck | None:
+        """An ack that was not sent yet, to go with a claim of this part: its own, which that claim must see.
+
+        On one server it may also be another one's. On a cluster the claim must not wait for another node.
+        """
+        left = None
+        for ack in self._acks or ():
+            if not ack.is_answered:
+                if ack.calls is part.calls:
+                    return ack
+                left = left or ack
+        return None if self._claimer.port.is_cluster else left
 
     async def _prepare(self, part: Part, limit: float | None) -> bool:
         """Write the state of a part; False if it does not answer, and others may."""
@@ -396,12 +413,6 @@ class ClaimRound:
                 attempt.apply("receive_nothing")
             claimer.release(attempt, claimant)
         self._timers.clear()
-
-    async def _confirm_acks(self) -> None:
-        """Report acks that were answered, and send the others, before a wait that may last."""
-        if self._acks is not None and (self._acks.is_answered or not self._acks.shares_server):
-            await self._acks.confirmed()
-            self._acks = None
 
     async def _wait(self, left: float) -> list[Part]:
         """Wait until a message comes, a timer of ours ends, or a slice is over. Returns where a wake-up came."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from redis_message_queue.protocol.consume.claimer import PATIENCE_SECONDS
 from redis_message_queue.protocol.consume.delivery import Delivery
 from redis_message_queue.protocol.consume.holding import Holding
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
-from redis_message_queue.protocol.consume.settle import Acks, SettleReason
+from redis_message_queue.protocol.consume.settle import PiggybackedAck, SettleReason
 from redis_message_queue.protocol.port import unwrap
 from redis_message_queue.stored.codecs import Codec, decode_with
 from redis_message_queue.values.errors import (
@@ -40,16 +40,12 @@ ClaimedPayload = tuple[Claim, Any]
 class Consumer(Claimant):
     """One consumer of a queue. It claims messages; `holding` has their leases, `delivery` ends their delivery."""
 
-    __slots__ = (
-        *("_entry", "attempt", "completed", "holding", "is_ended", "queue", "delivery", "refused_at_claim", "watch"),
-    )
+    __slots__ = (*("_entry", "attempt", "completed", "delivery", "holding", "queue", "refused_at_claim"),)
 
     def __init__(self, queue: QueueProtocol, *, keeps_failures: bool = False, in_loop: bool = False) -> None:
         super().__init__(queue.options.name)
         self.queue = queue
         self.has_time_limit = not in_loop  # nobody waits for a loop to end
-        self.watch: Callable[[Part], bool] | None = None  # how a loop finds out when a part answers again
-        self.is_ended = False  # the loop that it works for has ended
         self.holding = Holding(queue)
         self.delivery = Delivery(queue, keeps_failures=keeps_failures, in_loop=in_loop)
         self.attempt: ClaimAttempt | None = None
@@ -58,16 +54,17 @@ class Consumer(Claimant):
         self._entry: Entry | None = None  # of the claim that is under way
 
     def is_stopped(self) -> bool:
-        if not self.has_time_limit and (self.is_ended or self.holding.is_forked):
-            return True
         return self.queue.is_stopped()
 
     # -- claiming
 
-    async def claim(self, count: int, wait_seconds: float, acks: Acks | None = None) -> list[ClaimedPayload]:
+    async def claim(
+        self, count: int | None, wait_seconds: float, acks: list[PiggybackedAck] | None = None
+    ) -> list[ClaimedPayload]:
         """Claim up to ``count`` messages that can be read, and send acks along; others go to the dead letters.
 
-        The messages can be recovered until their attempt is handed over.
+        Without a count it claims as many as are `wanted` when the request is sent. The messages can be recovered
+        until their attempt is handed over.
         """
         queue, claimer = self.queue, self.queue.store.claimer
         began, late, left = queue.port.now(), 0, wait_seconds
@@ -84,7 +81,7 @@ class Consumer(Claimant):
                 try:
                     started, result = queue.port.now() if queue.emitter.wanted else 0.0, None
                     if claimer.unconfirmed:
-                        result = await self._recover(count, limit)
+                        result = await self._recover(count or self.wanted(), limit)
                         left = max(0.0, wait_seconds - (queue.port.now() - began))
                     if result is None:
                         self.attempt = claimer.attempt()
@@ -222,9 +219,6 @@ class Consumer(Claimant):
 
     async def on_tick(self, limit: float | None, part: Part) -> None:
         await self.queue.scheduler.publish_due(limit, part)
-
-    def on_away(self, part: Part) -> bool:
-        return self.watch is not None and self.watch(part)
 
     def on_wait(self, waiting: bool) -> None:
         if self._entry is not None:

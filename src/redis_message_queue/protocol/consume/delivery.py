@@ -87,7 +87,7 @@ class Delivery:
         if settled is not SETTLED or queue.emitter.wanted:
             await self.acknowledged(claims, settled)
 
-    def attach(self, claims: Sequence[Claim]) -> Sequence[PiggybackedAck]:
+    def attach(self, claims: Sequence[Claim]) -> list[PiggybackedAck]:
         """Acks that can be sent with a claim, or again if their answers did not come; one for each part."""
         queue = self._queue
         handled = self._handled(claims)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -126,43 +126,6 @@ class PiggybackedAck:
     def close(self) -> None:
         """Release its slot: it is not sent again."""
         self.calls.release_slot(self.slot)
-
-
-@dataclass(slots=True, eq=False)
-class Acks:
-    """The acknowledgements that are sent with the next claim: one for each part that the messages came from."""
-
-    parts: Sequence[PiggybackedAck]
-    on_confirmed: Callable[[Sequence[PiggybackedAck]], Awaitable[None]] | None
-
-    @property
-    def shares_server(self) -> bool:
-        """Whether all parts are on one server."""
-        return not self.parts[0].calls.port.is_cluster
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether there is an answer or an error for each."""
-        return all(ack.is_answered for ack in self.parts)
-
-    def part_for(self, part: Part) -> PiggybackedAck | None:
-        """An ack that was not sent yet, to go with a claim of this part: its own, which that claim must see.
-
-        On one server it may also be another one's. On a cluster the claim must not wait for another node.
-        """
-        left = None
-        for ack in self.parts:
-            if not ack.is_answered:
-                if ack.calls is part.calls:
-                    return ack
-                left = left or ack
-        return left if left is not None and self.shares_server else None
-
-    async def confirmed(self) -> None:
-        """Pass the answers to the consumer that made it, once."""
-        on_confirmed, self.on_confirmed = self.on_confirmed, None
-        if on_confirmed is not None:
-            await on_confirmed(self.parts)
 
 
 class SettleScripts:

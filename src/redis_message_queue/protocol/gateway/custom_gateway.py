@@ -16,7 +16,6 @@ from redis_message_queue.protocol.capabilities import Capabilities
 from redis_message_queue.protocol.consume.claim import Claim, Claimant, ClaimResult
 from redis_message_queue.protocol.consume.claim_attempt import ClaimAttempt
 from redis_message_queue.protocol.consume.settle import (
-    Acks,
     Cancellations,
     PiggybackedAck,
     Settled,
@@ -154,8 +153,8 @@ class CustomGatewayClaimer:
         attempt: ClaimAttempt,
         claimant: Claimant,
         wait_seconds: float,
-        count: int = 1,
-        acks: Acks | None = None,
+        count: int | None = 1,
+        acks: list[PiggybackedAck] | None = None,
         limit: float | None = None,
     ) -> ClaimResult:
         if claimant.is_stopped():
@@ -237,7 +236,7 @@ class CustomGatewaySettler:
 
     def attach(
         self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
-    ) -> Sequence[PiggybackedAck]:
+    ) -> list[PiggybackedAck]:
         raise self._capabilities.lacks("batches")
 
     async def retry_later(

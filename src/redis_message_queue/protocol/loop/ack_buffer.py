@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from redis_message_queue.protocol.consume.claim import Claim
-from redis_message_queue.protocol.consume.consumer import Consumer
-from redis_message_queue.protocol.consume.settle import Acks, PiggybackedAck
+from redis_message_queue.protocol.consume.settle import PiggybackedAck
 from redis_message_queue.protocol.loop.late_settlements import LateSettlements
+from redis_message_queue.protocol.loop.loop_consumer import LoopConsumer
 from redis_message_queue.protocol.loop.run_options import RunSummary
 from redis_message_queue.stored.bounds import MAX_MESSAGES
 from redis_message_queue.values.errors import CleanupFailedError
@@ -19,17 +19,18 @@ from redis_message_queue.values.errors import CleanupFailedError
 class AckBuffer:
     """The messages of one loop that are handled and not yet acknowledged.
 
-    Their leases are renewed until their acks are sent, so a crash repeats them and loses nothing.
+    Their leases are renewed until their acks are sent, so a crash repeats them and loses nothing. The path of an ack:
 
-    The path of an ack: `add` keeps a handled message. `attach` makes one numbered ack for the messages of each part,
-    and the next claim takes them along, in the same script or the same round trip (`PartClaimer.exchange`). After the
-    claim `_confirm` counts and reports the answers. An ack without an answer is sent alone, under its old number; if
-    Redis does not answer that either, the rest happens beside the loop (`LateSettlements`).
+    1. `add` keeps the messages of a handler that has returned.
+    2. `attach` makes one numbered ack for the messages of each part.
+    3. `Consumer.claim` takes the acks along: the request to a part also has its ack, and notes the answer there.
+    4. `confirm` counts and reports the answers. An ack without an answer is sent alone, under its old number; if Redis
+       does not answer that either, the rest happens beside the loop (`LateSettlements`).
     """
 
     def __init__(
         self,
-        consumer: Consumer,
+        consumer: LoopConsumer,
         late: LateSettlements,
         flush_seconds: float,
         lock: AbstractContextManager[Any],
@@ -79,44 +80,42 @@ class AckBuffer:
         with self._lock:
             return None if self._on_their_way else self._sent_alone
 
-    def attach(self) -> Acks | None:
-        """The acks of all of them, or of the first thousand; None if there are none."""
+    def attach(self) -> list[PiggybackedAck]:
+        """Acks for all of them, or for the first thousand: one for each part."""
         with self._lock:
             claims, self._claims = self._claims[:MAX_MESSAGES], self._claims[MAX_MESSAGES:]
             self._on_their_way += bool(claims)
         if not claims:
-            return None
+            return []
         # First, so that a heartbeat in between does not take them for lost.
         self._consumer.holding.lease_for([]).release(claims)
         acks = self._consumer.delivery.attach(claims)
         with self._lock:
             self._on_their_way += len(acks) - 1
-        return Acks(acks, self._confirmed)
+        return acks
 
     async def flush(self) -> None:
-        """Acknowledge all of them now."""
+        """Acknowledge all of them now; a cancellation is raised when that is done."""
         if self._consumer.holding.is_forked:
             return
-        while (acks := self.attach()) is not None:
-            await acks.confirmed()
+        delivery = self._consumer.delivery
+        while acks := self.attach():
+            await self.confirm(acks, delivery.cancellations)
+            delivery.raise_if_cancelled()
 
     async def flush_late(self, cancellations: list[BaseException]) -> None:
         """Acknowledge what has waited too long, beside the handlers."""
-        while self.is_late and (acks := self.attach()) is not None:
-            await self._confirm(acks.parts, cancellations)
+        while self.is_late and (acks := self.attach()):
+            await self.confirm(acks, cancellations)
 
-    async def _confirmed(self, acks: Sequence[PiggybackedAck]) -> None:
-        """A claim has brought the answers, or ended without; a cancellation is raised when the acks are done."""
-        delivery = self._consumer.delivery
-        await self._confirm(acks, delivery.cancellations)
-        delivery.raise_if_cancelled()
-
-    async def _confirm(self, acks: Sequence[PiggybackedAck], cancellations: list[BaseException]) -> None:
-        """Report what came of the acks. Where no claim has brought an answer, they are sent by themselves."""
-        for ack in acks:
+    async def confirm(self, acks: list[PiggybackedAck], cancellations: list[BaseException]) -> None:
+        """Report what came of the acks, once: the list is empty then. Those that have no answer are sent alone."""
+        done = acks.copy()
+        acks.clear()
+        for ack in done:
             self._consumer.holding.end_work_on(ack.claims)
         refusals: list[CleanupFailedError] = []
-        for ack in acks:
+        for ack in done:
             try:
                 await self._late.settle(ack.part, self._deliver(ack, cancellations))
             except CleanupFailedError as error:

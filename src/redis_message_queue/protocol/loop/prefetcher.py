@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 from redis_message_queue.protocol.calls import LoopCancellations
 from redis_message_queue.protocol.consume.claim import Claim
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
-from redis_message_queue.protocol.consume.consumer import ClaimedPayload, Consumer
+from redis_message_queue.protocol.consume.consumer import ClaimedPayload
 from redis_message_queue.protocol.consume.delivery import Ending
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.loop.ack_buffer import AckBuffer
 from redis_message_queue.protocol.loop.handler_times import HandlerTimes
 from redis_message_queue.protocol.loop.late_settlements import LateSettlements
+from redis_message_queue.protocol.loop.loop_consumer import LoopConsumer
 from redis_message_queue.protocol.loop.prefetch_policy import PrefetchPolicy
 from redis_message_queue.protocol.loop.run_options import RunOptions, RunSummary
+from redis_message_queue.protocol.loop.turn import Turn
 from redis_message_queue.protocol.loop.worker_entry import WorkerEntry
 from redis_message_queue.protocol.port import BackgroundTask, Pause
 from redis_message_queue.values.errors import CleanupFailedError
@@ -32,7 +34,7 @@ _LONGEST_NAP_SECONDS = 0.05  # between two looks at what another worker does
 # How long a message that was delivered this often is handled while nothing else begins: long enough to see it crash
 # the process, and not forever if it hangs.
 _ALONE_SECONDS = 10.0
-TURN_SECONDS = 0.05  # a claim that takes longer waits for messages, and acks should not wait with it
+_TURN_SECONDS = 0.05  # a claim that takes longer waits for messages, and acks should not wait with it
 
 
 @dataclass(slots=True, eq=False)
@@ -64,12 +66,12 @@ class Prefetcher:
         self._queue = queue
         self._options = options
         self._policy = PrefetchPolicy(
-            *(queue.options.name, options.batch_size or options.prefetch, options.concurrency),
+            *(queue.options.name, options.batch_size or options.prefetch or options.concurrency, options.concurrency),
             lease=lease,
             has_heartbeat=self._interval is not None,
             in_batches=options.batch_size is not None,
         )
-        self._consumer = Consumer(queue, keeps_failures=True, in_loop=True)
+        self._consumer = LoopConsumer(queue, self)
         self.holding, self._delivery = self._consumer.holding, self._consumer.delivery
         if options.wait_for_retries:
             self._delivery.retries = {}
@@ -79,15 +81,17 @@ class Prefetcher:
         self._delivery.times = self._times
         self._lock = queue.port.lock()  # of the work items, of the acks, and of the sums
         self.summary = RunSummary()
-        self._late = LateSettlements(queue, self._lock, lambda: self._lease.over, self._meet)
-        self._consumer.watch = self._late.watch
-        self.acks = AckBuffer(self._consumer, self._late, self._policy.flush_seconds, self._lock, self.summary)
+        self.late = LateSettlements(queue, self._lock, lambda: self._lease.over, self._meet)
+        self.acks = AckBuffer(self._consumer, self.late, self._policy.flush_seconds, self._lock, self.summary)
         self._times_handlers = queue.options.max_processing_seconds is not None
         self._filling: list[tuple[Claim, ReceivedMessage]] = []  # the next batch
         # What handlers are called with. A worker takes one and steps to the next. They leave this list when they begin,
         # so that a Ctrl-C at any moment finds them in one place at least.
         self._work_items: list[WorkItem] = []
         self._next = 0
+        self.turn = Turn(queue.port)
+        self.claims_for_idle = options.prefetch is None and options.batch_size is None
+        self._most: int | None = None  # for how many of them, if that is limited
         self._redelivered: set[WorkItem] = set()  # those at hand whose messages were delivered before
         self._last_taken_at = 0.0
         self._requeueing = self._requeued = 0  # how often messages are being requeued right now, and have been
@@ -106,6 +110,7 @@ class Prefetcher:
         """Start no new work: an error ends all workers, or a signal."""
         self.summary.stopped_by = self.summary.stopped_by or signal
         self._consumer.is_ended = True
+        self.turn.wake(self._options.concurrency)
 
     def _meet(self, trouble: Exception) -> None:
         """End the loop with what was met beside the handlers."""
@@ -172,7 +177,7 @@ class Prefetcher:
     async def _requeue(self, claims: Sequence[Claim], error: Exception | None, *, counts: bool) -> None:
         """Requeue messages, in each part by itself; without an ``error`` as if never claimed."""
         for part, _, some in self._queue.store.parts.groups(claims):
-            await self._late.settle(part, self._requeue_in_one(some, error, counts))
+            await self.late.settle(part, self._requeue_in_one(some, error, counts))
 
     async def _requeue_in_one(self, claims: Sequence[Claim], error: Exception | None, counts: bool) -> None:
         is_fresh = error is None
@@ -217,11 +222,46 @@ class Prefetcher:
             return False
         return self._left(work_item) <= self._policy.reserve
 
-    async def next_item(self, *, waits: bool = True) -> WorkItem | None:
-        """Return what to work on next; None when the loop should end. Only one caller at a time.
+    async def next_item(self) -> WorkItem | None:
+        """Return what to work on next; None when the loop should end. One idle worker claims for all of them."""
+        if self._options.concurrency == 1:
+            return await self.find_item()
+        while not self._consumer.is_stopped():
+            if self.turn.begin():
+                try:
+                    return await self.find_item()
+                finally:
+                    self.end_turn()
+            await self.wait_for_turn()
+            if (work_item := self.ready()) is not None:
+                self.turn.pass_on(self.ready_count)
+                return work_item
+        return None
 
-        Without ``waits``, it asks Redis once and returns None if there is nothing to begin now.
+    async def wait_for_turn(self) -> None:
+        """Wait until another worker has claimed. Acks do not wait with it for messages."""
+        if not await self.turn.wait(_TURN_SECONDS):
+            await self.acks.flush()
+            await self.turn.wait(_WAIT_SECONDS)
+
+    def end_turn(self) -> None:
+        """Give back the turn; if the loop is stopped, all others shall know."""
+        self.turn.end(self.ready_count)
+        if self._consumer.is_stopped():
+            self.turn.wake(self._options.concurrency)
+
+    @property
+    def ready_count(self) -> int:
+        """How many items no worker has taken."""
+        return len(self._work_items) - self._next
+
+    async def find_item(self, *, waits: bool = True, most: int | None = None) -> WorkItem | None:
+        """Return what to work on next; None when the loop should end. Only the worker that has the turn calls it.
+
+        Without ``waits``, it asks Redis once and returns None if there is nothing to begin now. Without a ``prefetch``
+        it claims for ``most`` of the idle handlers.
         """
+        self._most = most
         until_empty, nap = self._options.until_empty, 0.001
         self._consumer.has_one_attempt = not waits
         self._consumer.needs_certainty = until_empty and waits
@@ -242,7 +282,8 @@ class Prefetcher:
             else:
                 changes, began = self._own_changes(), self._queue.port.now()
                 wait = min(longest, self._next_retry_in(began)) if until_empty else longest
-                if await self._refill(self._claim_size(), wait if waits else 0.0):
+                size = None if self.claims_for_idle else self.claim_size()
+                if await self._refill(size, wait if waits else 0.0):
                     continue
                 if not waits:
                     return None
@@ -264,7 +305,7 @@ class Prefetcher:
         """
         with self._lock:
             acks = self.acks.sent_alone
-            return None if self._requeueing or self._late or acks is None else (self._requeued, acks)
+            return None if self._requeueing or self.late or acks is None else (self._requeued, acks)
 
     async def put_back(self, work_item: WorkItem) -> None:
         """Requeue an item that was taken and not begun, and what was claimed with it: others can start it now."""
@@ -302,8 +343,10 @@ class Prefetcher:
                     del self._delivery.retries[message_id]
             return bool(self._delivery.retries)
 
-    def _claim_size(self) -> int:
-        return self._policy.claim_size(is_careful=bool(self._redelivered))
+    def claim_size(self) -> int:
+        """How many messages a claim may take now: without a ``prefetch`` one for each idle handler."""
+        size = self._policy.claim_size(is_careful=bool(self._redelivered))
+        return min(size, self._most or size, self.turn.idle_workers or 1) if self.claims_for_idle else size
 
     def _is_one_alone(self) -> bool:
         """Whether a message is at hand that may crash the process, so that nothing else should begin."""
@@ -333,7 +376,7 @@ class Prefetcher:
         port = self._queue.port
         deadline = port.now() + (self._options.batch_seconds or 0.0)
         while not self._consumer.is_stopped():
-            wanted = self._claim_size() - len(self._filling)
+            wanted = self.claim_size() - len(self._filling)
             # A message that came again has a new lease, so the first one need not be the one that ends first.
             shortest = min(self._lease.left(claim) for claim, _ in self._filling)
             left = min(deadline - port.now(), self._policy.longest_wait(shortest))
@@ -357,11 +400,11 @@ class Prefetcher:
 
     # -- claiming
 
-    async def _refill(self, count: int, wait_seconds: float) -> bool:
+    async def _refill(self, count: int | None, wait_seconds: float) -> bool:
         """Claim more, and send the acks along. Returns whether any message came."""
-        ack = self.acks.attach()
+        acks = self.acks.attach()
         try:
-            taken = await self._consumer.claim(count, wait_seconds, ack)
+            taken = await self._consumer.claim(count, wait_seconds, acks)
             if self._delivery.retries:
                 with self._lock:
                     for claim, _ in taken:
@@ -370,8 +413,8 @@ class Prefetcher:
                 self._entry.claimed_at = taken[0][0].claimed_at
                 self._keep(await self._choose(taken))
         finally:
-            if ack is not None:
-                await ack.confirmed()
+            if acks:
+                await self.acks.confirm(acks, self._delivery.cancellations)
         self._delivery.raise_if_cancelled()
         return bool(taken)
 
@@ -496,7 +539,7 @@ class Prefetcher:
         try:
             if self._options.batch_size is None or takes_each:
                 for claim in claims:
-                    await self._late.settle(claim.part, self._fail(claim, error))
+                    await self.late.settle(claim.part, self._fail(claim, error))
             elif claims:
                 await self._requeue_failed_batch(claims, error)
         except CleanupFailedError as refused:
@@ -548,7 +591,7 @@ class Prefetcher:
             self._filling, self._work_items, self._next = [], [], 0
             if unbegun:
                 await self._requeue_unbegun(unbegun, counts=True)
-            await self._delivery.undisturbed(self._late.close())
+            await self._delivery.undisturbed(self.late.close())
             self.holding.end_lease()
             await self._delivery.undisturbed(self.holding.stop_heartbeat())
             await self._delivery.undisturbed(self._entry.end())

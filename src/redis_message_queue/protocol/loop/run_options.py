@@ -61,7 +61,7 @@ class RunOptions(Generic[Handler]):
 
     handler: Handler
     concurrency: int
-    prefetch: int
+    prefetch: int | None
     batch_size: int | None
     batch_seconds: float | None
     until_empty: bool
@@ -72,7 +72,7 @@ class RunOptions(Generic[Handler]):
     def __post_init__(self) -> None:
         required_function("handler", self.handler)
         whole_number("concurrency", self.concurrency)
-        whole_number("prefetch", self.prefetch)
+        whole_number("prefetch", self.prefetch, optional=True)
         whole_number("batch_size", self.batch_size, optional=True)
         number("batch_seconds", self.batch_seconds, optional=True, least=0)
         flag("until_empty", self.until_empty)

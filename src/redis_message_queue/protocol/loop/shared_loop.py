@@ -51,6 +51,20 @@ class Places:
             self._waiting.discard(notification)
         return True
 
+    def hold(self, member: Member, most: int) -> int:
+        with self._lock:
+            return self._turns.hold(member, most)
+
+    def use_held(self, member: Member) -> bool:
+        with self._lock:
+            return self._turns.use_held(member)
+
+    def keep_held(self, member: Member, messages: int) -> None:
+        self._change(self._turns.keep_held, member, messages)
+
+    def give_back(self, member: Member) -> None:
+        self._change(self._turns.give_back, member)
+
     def rest(self, member: Member) -> None:
         self._change(self._turns.rest, member)
 
@@ -60,9 +74,9 @@ class Places:
     def leave(self, member: Member) -> None:
         self._change(self._turns.leave, member)
 
-    def _change(self, change: Callable[[Member], None], member: Member) -> None:
+    def _change(self, change: Callable[..., None], *arguments: Any) -> None:
         with self._lock:
-            change(member)
+            change(*arguments)
         for notification in tuple(self._waiting):
             notification.send()
 
@@ -101,16 +115,24 @@ class SharedLoop(Loop):
                 await prefetcher.acks.flush()
 
     async def _next_shared(self) -> WorkItem | None:
-        while not self._prefetcher.is_stopped:
-            await self._acquire_turn()
+        places, prefetcher = self._places, self._prefetcher
+        while not prefetcher.is_stopped:
+            if places.use_held(self._member):
+                if (item := prefetcher.ready()) is not None:
+                    prefetcher.turn.pass_on(prefetcher.ready_count)
+                    return item
+                places.give_back(self._member)
+            if not prefetcher.turn.begin():
+                await prefetcher.wait_for_turn()
+                continue
             try:
                 item, is_over = await self._take()
             except RetryBudgetExhaustedError as error:
-                if not self._places.go_on_without(self._member, self._name, error):
+                if not places.go_on_without(self._member, self._name, error):
                     raise
                 continue
             finally:
-                self._turn.release()
+                prefetcher.end_turn()
             if item is not None or is_over:
                 return item
         return None
@@ -120,15 +142,18 @@ class SharedLoop(Loop):
         places, prefetcher = self._places, self._prefetcher
         if not await places.wait(self._member, prefetcher):
             return None, True
-        item = None
+        item, most = None, 1
         try:
-            item = prefetcher.ready() or await prefetcher.next_item(waits=False)
+            if prefetcher.claims_for_idle:
+                most += places.hold(self._member, prefetcher.turn.idle_workers - 1)
+            item = prefetcher.ready() or await prefetcher.find_item(waits=False, most=most)
         finally:
+            places.keep_held(self._member, prefetcher.ready_count)
             if item is None:
                 places.rest(self._member)
         if item is not None:
             return item, False
-        if (item := await prefetcher.next_item()) is None:  # waits without a place
+        if (item := await prefetcher.find_item(most=1)) is None:  # waits without a place
             return None, True
         if places.start(self._member):
             return item, False

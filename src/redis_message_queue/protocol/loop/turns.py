@@ -30,6 +30,7 @@ class Member:
     is_silent: Callable[[], bool]  # whether its Redis has not answered the last claim
     virtual_time: float = 0.0
     is_idle: bool = False  # its queue was empty, and one of its workers waits there without a place
+    held: int = 0  # places that were taken together with the first one, for messages that are claimed with its message
 
     @property
     def is_waiting(self) -> bool:
@@ -81,10 +82,31 @@ class WeightedTurns:
         member.virtual_time += 1 / member.weight
         return True
 
-    def rest(self, member: Member) -> None:
-        """Nothing was there: give the place back unused, and let the others have the turns."""
+    def hold(self, member: Member, most: int) -> int:
+        """Take up to so many more places, as long as it is this loop's turn. Returns how many it has taken."""
+        while member.held < most and self.start(member):
+            member.held += 1
+        return member.held
+
+    def use_held(self, member: Member) -> bool:
+        """Start a handler in a place that is held for it. Returns False if there is none."""
+        member.held -= (has_one := member.held > 0)
+        return has_one
+
+    def keep_held(self, member: Member, messages: int) -> None:
+        """Hold no more places than messages have come."""
+        while member.held > messages:
+            member.held -= 1
+            self.give_back(member)
+
+    def give_back(self, member: Member) -> None:
+        """Give a place back unused."""
         self.done(member)
         member.virtual_time -= 1 / member.weight
+
+    def rest(self, member: Member) -> None:
+        """Nothing was there: give the place back unused, and let the others have the turns."""
+        self.give_back(member)
         member.is_idle = True
 
     def done(self, member: Member) -> None:
@@ -94,6 +116,7 @@ class WeightedTurns:
 
     def leave(self, member: Member) -> None:
         """The loop has ended."""
+        self._free += member.held
         self._members.remove(member)
 
     def go_on_without(self, member: Member, queue: str, error: Exception) -> bool:

@@ -7,20 +7,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from signal import Signals
 from typing import Any, NoReturn, Protocol
 
-from redis_message_queue.protocol.loop.prefetcher import TURN_SECONDS, Prefetcher, WorkItem
+from redis_message_queue.protocol.loop.prefetcher import Prefetcher, WorkItem
 from redis_message_queue.protocol.loop.run_options import RunOptions, RunSummary
 from redis_message_queue.protocol.queue import QueueProtocol
 
 LOOK_SECONDS = 0.1  # how often a thread that waits for others looks for signals, or whether its loop is stopped
-
-
-class Turn(Protocol):
-    """A lock: whose worker has it claims."""
-
-    async def acquire(self, seconds: float | None = None) -> bool:
-        """Wait for it, for this long or until it is there; return whether it is held."""
-
-    def release(self) -> None: ...
 
 
 class Workers(Protocol):
@@ -29,8 +20,6 @@ class Workers(Protocol):
     @property
     def refuse_awaitable(self) -> Callable[[Any], NoReturn] | None:
         """What raises for a handler that only the other shell can await."""
-
-    def turn(self) -> Turn: ...
 
     def run_together(
         self, works: Sequence[Callable[[], Coroutine[Any, Any, Any]]], name: str, stop: Callable[[], None]
@@ -45,7 +34,6 @@ class Loop:
         self._options = options
         self._prefetcher = Prefetcher(protocol, options)
         self._workers = workers
-        self._turn = workers.turn()
 
     async def run(self) -> RunSummary:
         count = self._options.concurrency
@@ -73,25 +61,11 @@ class Loop:
         self._prefetcher.stop(signal)
 
     async def _work(self) -> None:
-        prefetcher, alone = self._prefetcher, self._options.concurrency == 1
-        while item := prefetcher.ready() or await (prefetcher.next_item() if alone else self._next_in_turn()):
+        prefetcher = self._prefetcher
+        while item := prefetcher.ready() or await prefetcher.next_item():
             await self._handle(item)
             if prefetcher.acks.is_late:
                 await prefetcher.acks.flush()
-
-    async def _next_in_turn(self) -> WorkItem | None:
-        if self._prefetcher.holding.is_forked:
-            return None  # the thread that may have the turn does not exist in a forked child
-        await self._acquire_turn()
-        try:
-            return await self._prefetcher.next_item()
-        finally:
-            self._turn.release()
-
-    async def _acquire_turn(self) -> None:
-        if not await self._turn.acquire(TURN_SECONDS):
-            await self._prefetcher.acks.flush()
-            await self._turn.acquire()
 
     async def _handle(self, work_item: WorkItem) -> None:
         refuse_awaitable = self._workers.refuse_awaitable
