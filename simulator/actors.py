@@ -344,7 +344,7 @@ class Life:
                 await self.queue.run(
                     self._handle_batch if in_batches else self._handle_message,
                     concurrency=actor.concurrency,
-                    prefetch=1 if in_batches else actor.size,
+                    prefetch=None if in_batches or actor.size == 1 else actor.size,
                     batch_size=actor.size if in_batches else None,
                     batch_seconds=0.2 if in_batches else None,
                 )
@@ -358,7 +358,10 @@ class Life:
         while not others <= world.finished:
             await asyncio.sleep(0.1)
         size, concurrency = self.actor.size, self.actor.concurrency
-        summary = await self.queue.run(self._handle_message, prefetch=size, concurrency=concurrency, until_empty=True)
+        prefetch = None if size == 1 else size
+        summary = await self.queue.run(
+            self._handle_message, prefetch=prefetch, concurrency=concurrency, until_empty=True
+        )
         left = world.ledger.unfinished()
         if left and not summary.unsettled:
             world.violated("empty", f"a loop has ended, and {len(left)} messages are left, such as {left[0].decode()}")

@@ -11,7 +11,7 @@ import pytest
 from redis_message_queue import ConfigurationError, ConfigurationTypeError, RedisMessageQueueError
 from tests.contract.blocked_consumers import blocked_clients
 from tests.contract.loops import Crossing, ended, side_by_side, summary_of, text, words
-from tests.contract.shells import LIMIT_SECONDS, Shell, until
+from tests.contract.shells import LIMIT_SECONDS, Sent, Shell, until
 
 pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.both_shells]
 
@@ -95,6 +95,25 @@ async def test_handlers_of_all_queues_run_side_by_side_up_to_the_limit(shell: Sh
         crossing.is_open.set()
         assert await until(lambda: len(crossing.done) == 15)
         assert not loop.done()
+
+
+async def test_one_claim_serves_all_handlers_that_can_start(shell: Shell) -> None:
+    """Each has its place before its message is claimed; places that are not used go back."""
+    busy, other = await filled(shell, "b", 0), await filled(shell, "o", 0)
+    crossing = Crossing(shell)
+    async with serving(shell, {busy: 1, other: 1}, crossing.handler, concurrency=14):
+        assert await until(lambda: blocked_clients(shell) == 2)
+        with Sent(shell.server) as sent:
+            await busy.publish_many(words(12))
+            await crossing.is_entered_by(12)
+        assert sent.scripts.count("claim") + sent.scripts.count("take") < 12, sent.scripts
+        await other.publish_many(["o1", "o2", "o3"])
+        await crossing.is_entered_by(14)
+        assert shell.processing(busy) == 12
+        crossing.is_open.set()
+        assert await until(lambda: len(crossing.done) == 15)
+        await busy.publish_many(words(6))
+        assert await until(lambda: len(crossing.done) == 21)
 
 
 @pytest.mark.promise("`run_queues()` leaves a message to other processes while its own handlers are busy with others.")

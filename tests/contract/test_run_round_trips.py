@@ -45,6 +45,25 @@ async def test_without_prefetching_a_message_costs_one_claim_and_the_ack_beside_
     assert sent.scripts == [*["claim"] * 5, "settle", "claim"]
 
 
+@pytest.mark.both_shells
+@pytest.mark.promise("Without `prefetch`, one claim of `run()` takes a message for each idle handler, and no more.")
+async def test_one_claim_serves_all_idle_handlers(shell: Shell) -> None:
+    """Also one that has waited since only one of them was idle."""
+    queue, crossing = shell.queue(wait=LONG), Crossing(shell)
+    async with running(shell, queue, crossing.handler, concurrency=4):
+        assert await until(lambda: int(shell.redis.info("clients")["blocked_clients"]) == 1)
+        with Sent(shell.server) as sent:
+            await queue.publish_many(words(10))
+            await crossing.is_entered_by(4)
+            assert shell.processing(queue) == 4
+        claims = sent.scripts.count("claim")
+        assert claims <= 2, sent.scripts
+        with Sent(shell.server) as sent:
+            crossing.is_open.set()
+            assert await until(lambda: len(crossing.done) == 10 and not shell.processing(queue))
+        assert sent.scripts.count("settle") <= 8, sent.scripts
+
+
 @pytest.mark.promise(
     "An idle `run()` sends at most two commands per second, whatever its concurrency and wait interval."
 )

@@ -104,7 +104,8 @@ class QueueContract:
         Args:
             handler: Called with a `ReceivedMessage`, or with a list of them if ``batch_size`` is set.
             concurrency: How many handlers run at the same time: threads in the sync queue, tasks in the async one.
-            prefetch: How many messages to claim in one round trip. Acknowledgements are sent with the next claim.
+            prefetch: How many messages to claim in one round trip; None claims one for each idle handler, and holds no
+                message that no handler is ready for. Acknowledgements are sent with the next claim.
             batch_size: Call the handler with a list of up to this many messages.
             batch_seconds: How long to wait until a batch is full.
             until_empty: Return when no message is waiting.
@@ -292,7 +293,8 @@ def run_queues(*args: Any, **kwargs: Any) -> Any:
             of its handler and its weight. ``message.queue`` tells a handler the name.
         handler: As in `RedisMessageQueue.run`; left out if ``queues`` has a handler for each.
         concurrency: How many handlers run at the same time, of all queues together.
-        prefetch: How many messages of one queue to claim in one round trip.
+        prefetch: How many messages of one queue to claim in one round trip; None claims one for each handler that can
+            start.
         batch_size: Call the handler with a list of up to this many messages, all of one queue.
         batch_seconds: How long to wait until a batch is full. Meanwhile the batch counts as being handled.
         until_empty: Return when no message is waiting in any of the queues.

@@ -127,15 +127,15 @@ class LoopOptions:
         ),
     ] = 1
     prefetch: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
             min=1,
             max=MAX_MESSAGES,
-            help="How many messages to claim in one round trip.",
+            help="How many messages to claim in one round trip; by default one for each idle handler.",
             rich_help_panel=_CLAIMS,
         ),
-    ] = 1
+    ] = None
     batch_size: Annotated[
         int | None,
         typer.Option(
