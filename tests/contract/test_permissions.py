@@ -208,3 +208,15 @@ def test_each_command_of_a_script_is_known_and_can_be_listed(client: Any) -> Non
     for command in sorted(commands.union(PRODUCER.commands, CONSUMER.commands, OPERATOR.commands)):
         (told,) = client.execute_command("COMMAND", "INFO", command).values()
         assert abs(told["arity"]) == len(example(command, "key")), command
+
+
+async def test_a_consumer_may_define_schedules_and_a_producer_may_not(shell, user):
+    """Redis has no rights within the keys of a queue: a script may do what its commands may do."""
+    await shell.queue().publish("the queue exists")
+    queue = Awaited(shell.queue(client=shell.new_client(**user(CONSUMER))))
+    assert await queue.schedule("s", every_seconds=60, message="tick")
+    assert await queue.unschedule("s")
+    with pytest.raises(NotPermittedError):
+        await Awaited(shell.queue(client=shell.new_client(**user(PRODUCER)))).schedule(
+            "s", every_seconds=60, message="tick"
+        )
