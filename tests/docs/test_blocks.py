@@ -141,7 +141,7 @@ def test_few_blocks_are_skipped_and_each_says_why() -> None:
     left_out = {block.place: block.not_run or "" for page in pages() for block in blocks_of(page) if block.not_run}
     runs_it = {place: re.search(r"tests/[\w/]+(\.py)?", why) for place, why in left_out.items()}
     assert [place for place, named in runs_it.items() if named is None or not (ROOT / named[0]).exists()] == []
-    assert len(left_out) <= 7
+    assert len(left_out) <= 8
 
 
 def test_no_block_is_in_an_indented_list() -> None:

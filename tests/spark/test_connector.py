@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.spark import QueueListener, register, translate_errors
 from redis_message_queue.values.errors import CorruptMessageError, JobError, PayloadTypeError
-from tests.docs.pages import DOCS, blocks_of, keeps
+from tests.docs.pages import DOCS, README, blocks_of, keeps
 from tests.pipeline.test_connector import HERE
 from tests.spark.streaming_query import begun, wait_for
 
@@ -96,8 +96,8 @@ def run_block(code, names):
                 raise
 
 
-def test_the_page_about_spark_does_what_it_says(spark, clean_server, client, tmp_path):
-    """Its blocks in their order; the query that never ends is stopped when it has done all there is."""
+def test_the_pages_about_spark_do_what_they_say(spark, clean_server, client, tmp_path):
+    """Their blocks in their order; the query that never ends is stopped when it has done all there is."""
     said = {}
 
     def note(*values):
@@ -105,10 +105,11 @@ def test_the_page_about_spark_does_what_it_says(spark, clean_server, client, tmp
 
     register(spark)
     names = {"print": note}
-    blocks = blocks_of(DOCS / "how-to" / "spark.md")
-    for block in blocks:
+    blocks = [block for block in blocks_of(README) if "spark" in block.code]
+    RedisMessageQueue("orders", client=client).publish_many([{"item": "tea", "total": 1.5}] * 3)
+    for block in [*blocks, *blocks_of(DOCS / "how-to" / "spark.md")]:
         code = block.code.replace("redis://localhost:6379/0", clean_server.url)
-        code = code.replace("s3://bucket/checkpoints/items", str(tmp_path))
+        code = code.replace("s3://bucket/checkpoints/items", str(tmp_path)).replace("lake/", f"{tmp_path}/lake/")
         code = code.replace("start_http_server(9000", "start_http_server(0")  # 9000 may be taken
         code = code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()")
         raises = pytest.raises(PayloadTypeError) if "with translate_errors" in code else nullcontext()
