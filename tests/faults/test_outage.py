@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import math
+import re
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from redis_message_queue import RetryBudgetExhaustedError
 from redis_message_queue.protocol import calls
 from redis_message_queue.redis_py import client_port
-from tests.concurrency import LIMIT_SECONDS, until
+from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE
 from tests.faults.shells import WAYS, AsyncioShell, nothing
 
@@ -285,10 +286,33 @@ def test_a_retry_is_logged_with_queue_address_pause_and_attempt(proxy, truth, sh
     proxy.meet("publish", CUT_BEFORE, CUT_BEFORE)
     with caplog.at_level(logging.WARNING, "redis_message_queue"):
         assert shell.publish(queue, "message") is True
-    first, second = (record.getMessage() for record in caplog.records)
+    first, *_, last = (record.getMessage() for record in caplog.records)
     begin = f"faults: publish failed (ConnectionError, redis at 127.0.0.1:{proxy.port}), retrying in 0.0"
     assert first.startswith(begin) and first.endswith(" s (attempt 1)")
-    assert second.startswith(begin) and second.endswith(" s (attempt 2)")
+    assert re.fullmatch(
+        rf"faults: redis at 127.0.0.1:{proxy.port} answers again, after \d+\.\d s and 2 failed .*", last
+    )
+
+
+@pytest.mark.promise("While Redis is away, retries are logged once a second; one line says when it is back.")
+def test_an_outage_is_logged_in_a_few_lines(proxy, truth, shell, caplog):
+    """However many callers meet it, and however often they try; the next outage is told again."""
+    queue = shell.queue(gateway={"retry_budget_seconds": 120, "retry_max_delay_seconds": 0.05}, partitions=3)
+    shell.publish(queue, "before")
+    for _ in range(2):
+        proxy.always("publish", CUT_BEFORE)
+        proxy.always("enqueue", CUT_BEFORE)
+        with caplog.at_level(logging.WARNING, "redis_message_queue"):
+            running = start(shell.publish_together, queue, list("abcdef"))
+            until(lambda: "(attempt " in caplog.text)
+            time.sleep(1.1)
+            proxy.relent()
+            assert running.result(timeout=LIMIT_SECONDS) == [True] * 6
+        said = [record.getMessage() for record in caplog.records]
+        assert len([line for line in said if "answers again" in line]) == 1, said
+        assert len(said) <= 7, said  # of hundreds
+        caplog.clear()
+        time.sleep(1.1)  # a failure soon after the end would belong to this outage
 
 
 # The client's own Retry

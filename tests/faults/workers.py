@@ -52,4 +52,5 @@ class Workers:
 
 
 def _without_retries(logged: bytes) -> bytes:
-    return b"".join(line for line in logged.splitlines(keepends=True) if b", retrying in " not in line)
+    lines = logged.splitlines(keepends=True)
+    return b"".join(line for line in lines if b", retrying in " not in line and b" answers again, after " not in line)

@@ -141,18 +141,19 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
 
     async def connect(self) -> None:
         client = self._our_client()
-        with self._attempt() as limits:
-            if self.is_cluster:
+        if self.is_cluster:
+            with self._attempt() as limits:
                 await self._in_time(limits, client.initialize())
-                return
-            if not hasattr(client, "connection_pool"):
-                return  # another kind of client, which manages its own connections
-            try:
+            return
+        if not hasattr(client, "connection_pool"):
+            return  # another kind of client, which manages its own connections
+        try:
+            with self._connecting() as limits:
                 connection = await self._in_time(limits, self._open_connection(client.connection_pool))
                 await client.connection_pool.release(connection)
-            except exceptions.RedisError as error:
-                if not self._has_answered(error):
-                    raise
+        except exceptions.RedisError as error:
+            if not self._has_answered(error):
+                raise await asyncio.to_thread(self._explained, error) from error.__cause__
 
     async def _in_time(self, limits: AttemptLimits, work: Awaitable[T]) -> T:
         """Await the work, and cancel it when the time of this attempt is over."""

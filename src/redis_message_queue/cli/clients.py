@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
@@ -11,14 +10,18 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import redis
+from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisClusterException, RedisError
+from redis.retry import Retry
 
 from redis_message_queue.cli.exit_status import ServerUnusableError
+from redis_message_queue.redis_py.tls_mismatch import tls_mismatch
 from redis_message_queue.values.errors import ConfigurationError
 
 DEFAULT_URL = "redis://localhost:6379/0"
 _SCHEMES = ("redis", "rediss", "unix")
 _FORMS = "redis://[[user]:password@]host[:port][/db], rediss://... for TLS, or unix:///path/to.sock[?db=0]"
+_HANDSHAKE_SECONDS, _LOOK_SECONDS = 2.0, 0.5  # together, and twice the look, 3 seconds
 # Long enough for a distant server, short enough for a person who waits; a URL can override them (?socket_timeout=60).
 _TIMEOUTS: dict[str, Any] = {"socket_connect_timeout": 5.0, "socket_timeout": 30.0}
 # A queue lives in one slot: it works, and its operator can look at it, while other slots are not served.
@@ -87,11 +90,26 @@ def time_at(node: Any) -> datetime:
 def _is_cluster(url: str) -> bool:
     """Ask the server. This is the first contact, so a mistyped host fails at once and not after the retry budget."""
     _checked(url)
-    with _as_unusable(url), redis.Redis.from_url(url, **_TIMEOUTS) as client:
+    with _as_unusable(url), redis.Redis.from_url(url, **_TIMEOUTS | {"retry": Retry(NoBackoff(), 0)}) as client:
         try:
-            return bool(client.info("cluster").get("cluster_enabled"))
+            return _has_cluster_mode(client, url)
         except NoPermissionError:
             return False  # if it is a cluster after all, the first script says so
+
+
+def _has_cluster_mode(client: Any, url: str) -> bool:
+    """Ask for the mode. With TLS first for two seconds: at a port without it, the handshake would never end."""
+    settings = client.connection_pool.connection_kwargs
+    longest = settings["socket_timeout"]
+    if url.startswith("rediss:") and longest > _HANDSHAKE_SECONDS:
+        settings["socket_timeout"] = _HANDSHAKE_SECONDS
+        try:
+            return bool(client.info("cluster").get("cluster_enabled"))
+        except redis.TimeoutError:
+            if _other_scheme(url) is not None:
+                raise
+        settings["socket_timeout"] = longest
+    return bool(client.info("cluster").get("cluster_enabled"))
 
 
 @contextlib.contextmanager
@@ -138,23 +156,8 @@ def _other_scheme(url: str) -> str | None:
     parts = urlsplit(url)
     if parts.scheme == "unix":
         return None
-    try:
-        with socket.create_connection((parts.hostname or "localhost", parts.port or 6379), timeout=2) as raw:
-            if parts.scheme == "rediss":
-                raw.sendall(b"PING\r\n")
-                if raw.recv(1)[:1] in (b"+", b"-"):
-                    return "the server does not speak TLS at this port; use redis:// instead of rediss://"
-                return None
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only to see whether it speaks TLS
-            try:
-                context.wrap_socket(raw).close()
-            except ssl.SSLError as error:
-                if "CERTIFICATE_REQUIRED" not in str(error):  # that is TLS, too
-                    return None
-            return "the server speaks TLS at this port; use rediss:// instead of redis://"
-    except OSError:
-        return None
+    host, port = parts.hostname or "localhost", parts.port or 6379
+    return tls_mismatch(host, port, with_tls=parts.scheme == "rediss", seconds=_LOOK_SECONDS)
 
 
 def _checked(url: str) -> SplitResult:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER, OFFERED, ClaimAttempt
+from redis_message_queue.protocol.outage import Outage
 from redis_message_queue.protocol.port import Argument, AttemptEnd, Call, Command, Port, StateMissingError
 from redis_message_queue.protocol.retry import RetryPlan
 from redis_message_queue.protocol.shared_state import STATE_VERSION, follow_first
@@ -205,6 +206,9 @@ class Calls:
         # The process, and the slots that are free in it: replaced together, so that no thread sees half of it.
         self._free: tuple[int, deque[ReplySlot]] = (0, deque())
         self._offered: deque[ClaimAttempt] = deque()
+        # Parts on nodes of their own have outages of their own.
+        self._outage: Outage = Outage() if first is None or port.is_cluster else first._outage
+        self._has_retried = False  # since the last answer
         self.away: Exception | None = None  # why the last call here had no answer
         self.away_since = 0.0
         self.watchers = 0  # how many background tasks find out when it answers again
@@ -227,9 +231,21 @@ class Calls:
     def has_answered(self, seconds: float = 0.0) -> None:
         """Note that Redis has answered, after this long."""
         self.away = None
+        if self._has_retried:
+            self._say_that_it_is_back()
         if seconds:
             self._answer_seconds = 0.0 if self._has_opened else seconds
             self._has_opened = False
+
+    def _say_that_it_is_back(self) -> None:
+        self._has_retried = False
+        if (ended := self._outage.end(self.port.now())) is not None:
+            seconds, attempts = ended
+            log.warning(
+                "%s: redis at %s answers again, after %.1f s and %d failed attempt%s",
+                *(self.keys.prefix, self.port.address, seconds, attempts, "" if attempts == 1 else "s"),
+                extra={"queue": self.keys.prefix, "address": self.port.address},
+            )
 
     async def probe(self) -> bool:
         """Ask whether Redis answers again. Any answer will do, also that this user may not ask."""
@@ -436,7 +452,7 @@ class Calls:
                     else:
                         with (end := AttemptEnd(ends_at)):
                             reply = await self.port.call(command, extra_keys, arguments)
-                    if self.away is not None:
+                    if self._has_retried or self.away is not None:
                         self.has_answered()
                     return reply
                 except StateMissingError as error:
@@ -494,10 +510,14 @@ class Calls:
             try:
                 if not self.has_connected:
                     await self.connect(started)
-                return await self.until(limit, send)
+                result = await self.until(limit, send)
             except Exception as error:
                 attempt += 1
                 await self.rest_before_retry(error, operation, attempt, started, budget)
+            else:
+                if self._has_retried:
+                    self._say_that_it_is_back()
+                return result
 
     @staticmethod
     async def until(limit: float | None, send: Callable[[], Awaitable[T]]) -> T:
@@ -543,16 +563,18 @@ class Calls:
         pause = self.plan.pause(attempt, self.port.now() - started, self.port.random(), budget)
         if pause is None:
             raise self.exhausted(error, operation, attempt, started, was_sent=was_sent) from error
-        log.warning(
-            "%s: %s failed (%s, redis at %s), retrying %s (attempt %d)",
-            self.keys.prefix,
-            operation,
-            type(error).__name__,
-            self.port.address,
-            f"in {pause:.3g} s" if aside is None else "beside the loop",
-            attempt,
-            extra={"queue": self.keys.prefix, "address": self.port.address},
-        )
+        self._has_retried = True
+        if self._outage.note(operation, self.port.now()):
+            log.warning(
+                "%s: %s failed (%s, redis at %s), retrying %s (attempt %d)",
+                self.keys.prefix,
+                operation,
+                type(error).__name__,
+                self.port.address,
+                f"in {pause:.3g} s" if aside is None else "beside the loop",
+                attempt,
+                extra={"queue": self.keys.prefix, "address": self.port.address},
+            )
         if aside is not None:
             self.has_failed(error)
             await self._step_aside(aside, operation, attempt, started)

@@ -14,11 +14,15 @@ from redis_message_queue.process.identity import process, restart_ids
 from redis_message_queue.protocol.port import Argument, Call, Command, attempt_ends_at
 from redis_message_queue.redis_py import attempt_limits, wire
 from redis_message_queue.redis_py.attempt_limits import AttemptLimits, running_attempt
-from redis_message_queue.values.errors import RedisMessageQueueError
+from redis_message_queue.redis_py.redis_internals import uses_tls
+from redis_message_queue.redis_py.tls_mismatch import mismatch_of
+from redis_message_queue.values.errors import ConfigurationError, RedisMessageQueueError
 
 # What is left for each step of a cluster client that looks for a slot's new node, when the time of an attempt is over.
 _NODES_SECONDS = 0.1
 REPLY_TIMEOUT_SECONDS = 5.0  # how long we wait for one reply with a client that has no socket_timeout
+_HANDSHAKE_SECONDS = 2.0  # with TLS, for the first attempt
+_LOOK_SECONDS = 0.9  # for a look at what the port speaks: together less than 3 seconds
 _TRUSTED_SECONDS = 30.0  # a host name may lead to another server later, and for one of two clients only
 
 
@@ -57,6 +61,7 @@ class ClientPort:
         self._client_retries = client_retries  # whether the client's own Retry applies to our calls
         self._read_seconds = REPLY_TIMEOUT_SECONDS if timeout is None else math.inf
         self._default_limits = AttemptLimits(client_retries, math.inf, self._read_seconds)
+        self._was_refused = False  # whether a connection has failed, and the reason is not TLS
         attempt_limits.limit(client)
 
     @functools.cached_property
@@ -76,6 +81,22 @@ class ClientPort:
         if self.is_cluster:
             return AttemptLimits(self._client_retries, until, self._read_seconds, _NODES_SECONDS)
         return AttemptLimits(self._client_retries, until, self._read_seconds)
+
+    def _connecting(self) -> AttemptLimits:
+        """Return a block for an attempt to connect. The first handshake is short: the port may not speak TLS at all."""
+        limits = self._attempt()
+        if self._was_refused or not uses_tls(_pool(self._client)):
+            return limits
+        until = min(limits.until, time.monotonic() + _HANDSHAKE_SECONDS)
+        return AttemptLimits(self._client_retries, until, self._read_seconds)
+
+    def _explained(self, error: exceptions.RedisError) -> Exception:
+        """Return the error to raise for a connection that failed; at the first one, look whether TLS is the reason."""
+        if self._was_refused or isinstance(error, exceptions.AuthenticationError):
+            return error
+        self._was_refused = True
+        said = mismatch_of(self._client, min(_LOOK_SECONDS, self._attempt().seconds_left()))
+        return error if said is None else ConfigurationError(f"redis at {self.address}: {said}")
 
     def _longest_wait_for_pool(self) -> float:
         """Return how long this attempt may wait for a connection of a pool that is full, in seconds."""

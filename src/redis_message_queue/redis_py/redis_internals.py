@@ -14,7 +14,9 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from redis.asyncio import SSLConnection as AsyncSSLConnection
 from redis.asyncio.cluster import NodesManager
+from redis.connection import SSLConnection
 from redis.credentials import StreamingCredentialProvider
 
 # Of a pool
@@ -125,3 +127,9 @@ def longest_pause_of(retry: Any) -> Any:
     if not type(backoff).__module__.startswith("redis."):
         return None
     return getattr(backoff, "_cap", getattr(backoff, "_backoff", None))
+
+
+def uses_tls(pool: Any) -> bool:
+    """Return whether the connections of a pool speak TLS."""
+    kind = getattr(pool, "connection_class", None)
+    return isinstance(kind, type) and issubclass(kind, SSLConnection | AsyncSSLConnection)

@@ -76,13 +76,13 @@ class BlockingPort(ClientPort, BlockingRuntime):
     async def connect(self) -> None:
         if self.is_cluster or not hasattr(self._client, "connection_pool"):
             return  # a cluster client has connected when it was made; other clients manage their own connections
-        with self._attempt():
-            try:
+        try:
+            with self._connecting():
                 pool = self._client.connection_pool
                 pool.release(self._get_connection(pool, waits=False))
-            except exceptions.RedisError as error:
-                if not self._has_answered(error):
-                    raise
+        except exceptions.RedisError as error:
+            if not self._has_answered(error):
+                raise self._explained(error) from error.__cause__
 
     async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         reply: Any = NOT_SENT
