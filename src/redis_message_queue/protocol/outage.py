@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _LOG_SECONDS = 1.0  # between two lines about one operation
+_SHORTEST_SECONDS = 1.0  # whoever has lost one connection, and opened another, needs no second line
 # A failure so soon after the end belongs to the outage that has ended: its connection was opened before.
 _LATE_SECONDS = 1.0
 
@@ -35,10 +36,11 @@ class Outage:
         return is_due
 
     def end(self, now: float) -> tuple[float, int] | None:
-        """Return how long the outage took and how many attempts failed; None if there was none, or it was logged."""
+        """Return how long the outage took and how many attempts failed; None if it was short, or has been logged."""
         try:
             outage = self._open.pop()
         except IndexError:
             return None
         self._ended = now
-        return now - outage.began, outage.attempts
+        seconds = now - outage.began
+        return (seconds, outage.attempts) if seconds >= _SHORTEST_SECONDS else None
