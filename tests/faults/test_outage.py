@@ -286,12 +286,9 @@ def test_a_retry_is_logged_with_queue_address_pause_and_attempt(proxy, truth, sh
     proxy.meet("publish", CUT_BEFORE, CUT_BEFORE)
     with caplog.at_level(logging.WARNING, "redis_message_queue"):
         assert shell.publish(queue, "message") is True
-    first, *_, last = (record.getMessage() for record in caplog.records)
+    (first,) = (record.getMessage() for record in caplog.records)
     begin = f"faults: publish failed (ConnectionError, redis at 127.0.0.1:{proxy.port}), retrying in 0.0"
     assert first.startswith(begin) and first.endswith(" s (attempt 1)")
-    assert re.fullmatch(
-        rf"faults: redis at 127.0.0.1:{proxy.port} answers again, after \d+\.\d s and 2 failed .*", last
-    )
 
 
 @pytest.mark.promise("While Redis is away, retries are logged once a second; one line says when it is back.")
@@ -309,7 +306,9 @@ def test_an_outage_is_logged_in_a_few_lines(proxy, truth, shell, caplog):
             proxy.relent()
             assert running.result(timeout=LIMIT_SECONDS) == [True] * 6
         said = [record.getMessage() for record in caplog.records]
-        assert len([line for line in said if "answers again" in line]) == 1, said
+        (back,) = (line for line in said if "answers again" in line)
+        pattern = rf"faults\S*: redis at 127.0.0.1:{proxy.port} answers again, after \d+\.\d s and \d+ failed attempts"
+        assert re.fullmatch(pattern, back)
         assert len(said) <= 7, said  # of hundreds
         caplog.clear()
         time.sleep(1.1)  # a failure soon after the end would belong to this outage
