@@ -77,6 +77,16 @@ def test_without_payload_there_is_none(rmq, queue):
     assert "payload" not in rmq("peek", "orders", "--no-payload", "--json").documents[0]
 
 
+def test_an_empty_place_says_where_messages_are(rmq, queue):
+    assert rmq("peek", "orders").err == "no message is pending\n"
+    queue.publish("later", delay_seconds=60)
+    queue.publish("one")
+    with queue.process_message():
+        assert rmq("peek", "orders").err == "no message is pending; 1 in flight, 1 delayed\n"
+    assert rmq("peek", "orders", "processing").err == "no message is in flight; 1 delayed\n"
+    assert rmq("peek", "orders", "processing", "--json").err == ""
+
+
 @pytest.mark.promise(
     "`rmq peek` and `rmq records` shorten payloads in tables, show them whole in JSON, and hide them on request."
 )

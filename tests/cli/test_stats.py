@@ -1,6 +1,7 @@
 """`rmq stats` counts messages, once or repeatedly, for people and for scripts."""
 
 import itertools
+import json
 import signal
 
 import pytest
@@ -35,7 +36,33 @@ def test_the_age_of_the_oldest_can_be_left_out(rmq, queue):
     assert [row["oldest_pending_seconds"] for row in rows] == [None, None]
 
 
-def test_several_queues_are_rows_of_one_table(rmq, queue):
+@pytest.mark.promise("`rmq stats` of a queue that does not exist says so and ends with exit status 1.")
+def test_a_queue_that_does_not_exist_is_no_row_of_zeros(rmq, queue, text_client):
+    """Whatever is asked for. The others are shown; one that is empty exists, and so does one with a worker."""
+    for form in ((), ("--json",)):
+        ended = rmq("stats", "orders", "nosuch", *form)
+        assert (ended.status, ended.err.count("nosuch: no queue of this name here")) == (ExitStatus.FAILED, 1)
+        assert "orders" in ended.out and "nosuch" not in ended.out
+        assert rmq("stats", "nosuch", *form).out == ""
+    queue.purge("pending")
+    RedisMessageQueue("idle", client=text_client, message_wait_interval_seconds=0).run(print, until_empty=True)
+    text_client.zadd(RedisMessageQueue("served", client=text_client).key.connected_workers, {"worker": 1})
+    assert rmq("stats", "orders", "idle", "served", "--json").status == ExitStatus.OK
+
+
+@pytest.mark.promise("`rmq stats --watch` waits for a queue that does not exist yet.")
+def test_a_watch_waits_for_its_queue(start_rmq, text_client, queue):
+    process = start_rmq("stats", "orders", "later", "--every", "0.1", "--count", "2", "--json")
+    assert process.stderr is not None
+    assert process.stderr.readline() == "later: no queue of this name here yet; waiting for it\n"
+    RedisMessageQueue("later", client=text_client).publish("a")
+    out, _ = process.communicate(timeout=30)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["queue"], row["pending"]) for row in rows] == [("orders", 3), ("later", 1)] * 2
+
+
+def test_several_queues_are_rows_of_one_table(rmq, queue, text_client):
+    RedisMessageQueue("mails", client=text_client).publish("to", delay_seconds=60)
     ended = rmq("stats", "orders", "mails", "orders")
     head, first, second = ended.out.splitlines()
     assert ended.status == ExitStatus.OK

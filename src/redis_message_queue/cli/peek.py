@@ -14,10 +14,12 @@ from redis_message_queue.cli.output import Output
 from redis_message_queue.protocol.operate.reader import RecordSource
 from redis_message_queue.protocol.operate.record_pairs import record_of_stored
 from redis_message_queue.stored.envelope import tenant_text
+from redis_message_queue.values.errors import NotPermittedError
 
 if TYPE_CHECKING:
     from redis_message_queue import RedisMessageQueue
 
+_PLACES = {"processing": "in flight", "dead_letters": "in the dead letters"}
 Limit = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=10_000, help="Show at most this many.")]
 
 
@@ -47,9 +49,21 @@ def peek(
     matches = matches_for(where, WAITING)
     with queue.open() as opened:
         found = search(lambda count: opened.peek(count, source=source, tenant=tenant), matches, limit)
-    place = "in processing" if source == "processing" else source
-    empty = f"no message is {place}" if where is None else f"no matching message is {place}"
+        others = "" if found or matches or tenant is not None else _others(opened, source)
+    place = _PLACES.get(source, source)
+    empty = f"no message is {place}{others}" if where is None else f"no matching message is {place}"
     view.show(output, found, title=f"{queue.name}: {source}", empty=empty)
+
+
+def _others(queue: RedisMessageQueue, source: str) -> str:
+    """Say how many messages are elsewhere in a queue that has none in the place where somebody looked."""
+    try:
+        stats = queue.stats(oldest=False)
+    except NotPermittedError:  # a user who may look need not be allowed to count
+        return ""
+    counts = {name: getattr(stats, name) for name in ("pending", "processing", "delayed", "failed", "dead_letters")}
+    rest = [f"{count:,} {_PLACES.get(name, name)}" for name, count in counts.items() if count and name != source]
+    return f"; {', '.join(rest)}" if rest else ""
 
 
 def records(

@@ -16,8 +16,9 @@ import typer
 
 from redis_message_queue.cli.common_options import QueueChoice
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.cli.output import Output, cell, to_dict
+from redis_message_queue.cli.output import Output, cell, say, to_dict
 from redis_message_queue.cli.stop_signals import StopSignals
+from redis_message_queue.protocol.port import finish
 from redis_message_queue.values.plain_values import printable
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def stats(
     With --watch the table is updated in place: counts, their change per second, the age of the oldest pending message,
     and a sparkline of the last samples. Without a terminal, or with --json, each sample is one line of JSON for each
     queue, with the changes since the last sample in `per_second`. Ctrl-C stops it.
+
+    The exit status is 1 if there is no queue of this name. --watch waits for it.
     """
     names = list(dict.fromkeys([queue.name, *(more or [])]))
     if queue.dead_letter_queue is not None and len(names) > 1:
@@ -73,10 +76,15 @@ def stats(
     with contextlib.ExitStack() as stack:
         queues = {name: stack.enter_context(dataclasses.replace(queue, name=name).open()) for name in names}
         if not watch and every is None and count is None:
-            output.table([{"queue": name} | one for name, one in _counts(queues, oldest).items()])
-            return None
+            found = {name: one for name, one in _counts(queues, oldest).items() if _is_known(queues[name], one)}
+            if found:
+                output.table([{"queue": name} | one for name, one in found.items()])
+            for name in (one for one in queues if one not in found):
+                say(f"{printable(name)}: no queue of this name here ({queue.shown_url})")
+            return None if len(found) == len(queues) else ExitStatus.FAILED
         stop = stack.enter_context(StopSignals())
         poller = StatsWatch(queues, every or _INTERVAL_SECONDS, count, stop, oldest=oldest)
+        poller.wait_for_queues()
         if output.json or not sys.stdout.isatty():
             for row in poller.rows():
                 output.line(row)
@@ -88,6 +96,17 @@ def stats(
 
 def _counts(queues: Mapping[str, RedisMessageQueue], oldest: bool) -> Counts:
     return {name: to_dict(queue.stats(oldest=oldest)) for name, queue in queues.items()}
+
+
+def _is_known(queue: RedisMessageQueue, counts: Mapping[str, Any]) -> bool:
+    """Return whether there is such a queue: it has messages or any key, such as its state or an entry of a worker."""
+    if any(_is_count(one) and one for one in counts.values()):
+        return True
+    part = queue._protocol.store.parts[0]
+    keys = dataclasses.asdict(part.keys)
+    del keys["prefix"], keys["separator"]
+    (found,) = finish(part.calls.port.pipeline(part.keys.meta, (("EXISTS", *keys.values()),)))
+    return bool(found)  # also if this user may not ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +134,20 @@ class StatsWatch:
         self._stop, self._oldest = stop, oldest
         self.samples: deque[QueueCounts] = deque(maxlen=_KEPT_SAMPLES)
 
+    def wait_for_queues(self) -> None:
+        """Say which queues there are not yet, and wait until there are all of them."""
+        for name, queue in self._queues.items():
+            said = False
+            while not self._stop.is_interrupted() and not _is_known(queue, to_dict(queue.stats(oldest=False))):
+                if not said:
+                    say(f"{printable(name)}: no queue of this name here yet; waiting for it")
+                said = True
+                self._rest(time.monotonic() + self._interval)
+
+    def _rest(self, due: float) -> None:
+        while not self._stop.is_interrupted() and (left := due - time.monotonic()) > 0:
+            time.sleep(min(left, _SIGNAL_CHECK_SECONDS))
+
     def poll(self) -> Iterator[QueueCounts]:
         """Yield a sample at each interval; a slow server delays the next one."""
         done = 0
@@ -125,8 +158,7 @@ class StatsWatch:
             done += 1
             if done == self._count:
                 return
-            while not self._stop.is_interrupted() and (left := begun + self._interval - time.monotonic()) > 0:
-                time.sleep(min(left, _SIGNAL_CHECK_SECONDS))
+            self._rest(begun + self._interval)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each queue and sample, for scripts."""
