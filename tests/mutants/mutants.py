@@ -119,7 +119,7 @@ MUTANTS = (
     # -- sync
     Mutant(
         "the error that ended a thread of a loop is swallowed",
-        f"{SRC}/sync/workers.py",
+        f"{SRC}/sync/handlers.py",
         "                errors.append(error)\n",
         "",
         ("tests/contract/test_run_failures.py", "tests/contract/test_run.py"),
@@ -154,7 +154,7 @@ MUTANTS = (
     ),
     Mutant(
         "a loop that is cancelled does not cancel its tasks",
-        f"{SRC}/asyncio/workers.py",
+        f"{SRC}/asyncio/handlers.py",
         """        except asyncio.CancelledError:
             for task in tasks:
                 task.cancel()

@@ -16,7 +16,7 @@ from redis_message_queue.protocol.publish.message_builder import PublishOverride
 from redis_message_queue.protocol.publish.sender import OutgoingMessage
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.batch import ProcessMessages
-from redis_message_queue.sync.workers import THREADS
+from redis_message_queue.sync.handlers import THREADS
 from redis_message_queue.values.errors import CleanupFailedError
 from redis_message_queue.values.events import EventOperation
 from tests.protocol.port import REPLY, REQUEST, Loss, Lost, MemoryPort, late

@@ -11,8 +11,8 @@ from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.publish.message_builder import PublishOverrides
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.sync.handlers import THREADS
 from redis_message_queue.sync.message_queue import ProcessMessage
-from redis_message_queue.sync.workers import THREADS
 from redis_message_queue.values.events import EventOperation, QueueEvent
 from tests.protocol.port import REPLY, REQUEST, Loss, MemoryPort, late
 from tests.protocol.setup import Setup, process_all

@@ -11,7 +11,7 @@ from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.operate.workers import merged_workers
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
-from redis_message_queue.sync.workers import THREADS
+from redis_message_queue.sync.handlers import THREADS
 from redis_message_queue.values.errors import LuaScriptError
 from tests.protocol.port import Lost, MemoryPort
 from tests.protocol.setup import Setup

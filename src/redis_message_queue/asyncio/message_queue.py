@@ -12,10 +12,10 @@ import redis.asyncio
 
 from redis_message_queue.asyncio.abstract import AbstractRedisGateway
 from redis_message_queue.asyncio.batch import ProcessMessages
+from redis_message_queue.asyncio.handlers import TASKS, wrapped
 from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.redis_gateway import RedisGateway
 from redis_message_queue.asyncio.tenant import Tenant
-from redis_message_queue.asyncio.workers import TASKS, wrapped
 from redis_message_queue.options import declared as options
 from redis_message_queue.options.queue_contract import QueueContract
 from redis_message_queue.process.loop_signals import stopped_by_signals

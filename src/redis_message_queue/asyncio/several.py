@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from redis_message_queue.asyncio.handlers import TASKS, wrapped
 from redis_message_queue.asyncio.message_queue import RedisMessageQueue
-from redis_message_queue.asyncio.workers import TASKS, wrapped
 from redis_message_queue.options import queue_contract
 from redis_message_queue.options.queue_contract import described_as
 from redis_message_queue.process.loop_signals import stopped_by_signals

@@ -49,13 +49,13 @@ class Tenant(TenantContract, ProcessBound, Generic[M]):
         )
 
     async def length(self) -> int:
-        return await self._protocol.operator.reader.tenant_length(self.name)
+        return await self._protocol.operator.tenant_length(self.name)
 
     async def exists(self) -> bool:
         return await self.length() > 0
 
     async def delete(self) -> int:
-        return await self._protocol.operator.purger.delete_tenant_queue(self.name)
+        return await self._protocol.operator.delete_tenant_queue(self.name)
 
     async def pause(self) -> bool:
         return await self._queue.pause(tenant=self.name)

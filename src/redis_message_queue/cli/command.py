@@ -34,7 +34,7 @@ HelpAll = Annotated[
 ]
 
 
-class Command(typer.core.TyperCommand):
+class HelpfulCommand(typer.core.TyperCommand):
     """A command with two pages of help."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -104,7 +104,7 @@ class CommandLine(typer.Typer):
         super().__init__(cls=CommandGroup, add_completion=False, rich_markup_mode=None, **settings)
 
     def command(self, *names: Any, **settings: Any) -> Callable[[Any], Any]:
-        register = super().command(*names, cls=Command, **settings)
+        register = super().command(*names, cls=HelpfulCommand, **settings)
 
         def registered(function: Callable[..., Any]) -> Callable[..., Any]:
             register(_with_flat_parameters(function))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from redis_message_queue.cli.output import say
 from redis_message_queue.values.errors import ConfigurationError
@@ -60,7 +60,8 @@ def _lines_of(source: Source, stream: IO[bytes], batch_size: int) -> Source:
 
 
 def _line_batches(source: Source, stream: IO[bytes], batch_size: int) -> Iterator[list[Message]]:
-    read = cast(Any, stream).read1  # one read of the system: what a pipe has now, not what it will have
+    reader: Any = stream
+    read = reader.read1  # one read of the system: what a pipe has now, not what it will have
     number, parts = 0, [b""]
     while chunk := read(_READ_BYTES):
         source.read_bytes += len(chunk)

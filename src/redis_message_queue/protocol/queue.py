@@ -12,7 +12,7 @@ from redis_message_queue.protocol.consume.received_message import ReceivedMessag
 from redis_message_queue.protocol.consume.settle import TerminalList
 from redis_message_queue.protocol.drain import DrainGate, drain
 from redis_message_queue.protocol.event_emitter import EventEmitter
-from redis_message_queue.protocol.operate.growth import Grower, check_count, finish_growth
+from redis_message_queue.protocol.operate.growth import Grower, check_partition_count, finish_growth
 from redis_message_queue.protocol.operate.operator import Operator
 from redis_message_queue.protocol.operate.part_operator import PartOperator
 from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder, PublishOverrides
@@ -82,7 +82,7 @@ class QueueProtocol:
         if not self._partitions:
             return
         first, *others = [part.calls for part in self.store.parts]
-        await check_count(first, len(self.store.parts))
+        await check_partition_count(first, len(self.store.parts))
         if not self._has_grown:
             await finish_growth(others)
             self._has_grown = True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import time
-from typing import Any, ClassVar, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 from redis import exceptions
@@ -40,6 +41,7 @@ def _pool(client: Any) -> Any:
 class ClientPort:
     """Knows a client's settings and errors; the subclasses send commands."""
 
+    now: Callable[[], float]
     _plain_client: ClassVar[type]
     _plain_pools: ClassVar[tuple[type, ...]]
     _plain_connections: ClassVar[tuple[type, ...]]
@@ -77,7 +79,7 @@ class ClientPort:
             until = math.inf
         else:
             # Sockets have the real clock: tests move only that of the queues.
-            until += time.monotonic() - cast(Any, self).now()
+            until += time.monotonic() - self.now()
         if self.is_cluster:
             return AttemptLimits(self._client_retries, until, self._read_seconds, _NODES_SECONDS)
         return AttemptLimits(self._client_retries, until, self._read_seconds)

@@ -8,7 +8,7 @@ import re
 import selectors
 import threading
 from collections.abc import Iterator
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 import redis
 import redis.asyncio
@@ -336,8 +336,8 @@ def connection_settings(client: Any) -> dict[str, Any]:
     """Return the keyword arguments of the client's connections."""
     pool = getattr(client, "connection_pool", None)
     settings = getattr(pool, "connection_kwargs", None) or getattr(client, "connection_kwargs", None)
-    if settings is None and isinstance(client, redis.RedisCluster):
-        settings = cast(Any, client).get_connection_kwargs()  # the only way that works before the first command
+    if settings is None and is_cluster(client):
+        settings = client.get_connection_kwargs()  # the only way that works before the first command
     return dict(settings or {})
 
 

@@ -21,7 +21,7 @@ from redis.exceptions import (
 
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.calls import Calls
-from redis_message_queue.protocol.operate.growth import check_count, stored_partitions
+from redis_message_queue.protocol.operate.growth import check_partition_count, stored_partitions
 from redis_message_queue.protocol.port import Argument, Port, finish
 from redis_message_queue.redis_py import wire
 from redis_message_queue.stored.keys import QueueKeys, partition_keys, refuse_one_slot
@@ -143,7 +143,7 @@ class RedisReader:
     def _check_count(self) -> None:
         """Raise if the queue has another number of partitions: who reads with an old number would miss some."""
         try:
-            finish(check_count(self.calls, self.partition.count))
+            finish(check_partition_count(self.calls, self.partition.count))
         except PartitionCountError as error:
             raise PartitionCountError(str(error), queue=self.keys.prefix) from None
         self._is_checked = True

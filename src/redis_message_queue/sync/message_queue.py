@@ -27,10 +27,10 @@ from redis_message_queue.sync.abstract import AbstractRedisGateway
 from redis_message_queue.sync.awaitable import refuse_awaitable
 from redis_message_queue.sync.batch import ProcessMessages
 from redis_message_queue.sync.blocking import BlockingOperatorMethods, BlockingPublishMethods
+from redis_message_queue.sync.handlers import THREADS, wrapped
 from redis_message_queue.sync.message import ReceivedMessage
 from redis_message_queue.sync.redis_gateway import RedisGateway
 from redis_message_queue.sync.tenant import Tenant
-from redis_message_queue.sync.workers import THREADS, wrapped
 from redis_message_queue.values import checks
 from redis_message_queue.version import __version__
 

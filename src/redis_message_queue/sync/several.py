@@ -12,8 +12,8 @@ from redis_message_queue.protocol.loop.run_options import Middleware, RunSummary
 from redis_message_queue.protocol.loop.shared_loop import QueuesRun
 from redis_message_queue.protocol.loop.turns import Share, checked_shares
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.sync.handlers import THREADS, wrapped
 from redis_message_queue.sync.message_queue import RedisMessageQueue
-from redis_message_queue.sync.workers import THREADS, wrapped
 from redis_message_queue.values.checks import suggests_options
 
 

@@ -50,13 +50,13 @@ class Tenant(TenantContract, ProcessBound, Generic[M]):
         )
 
     def length(self) -> int:
-        return finish(self._protocol.operator.reader.tenant_length(self.name))
+        return finish(self._protocol.operator.tenant_length(self.name))
 
     def exists(self) -> bool:
         return self.length() > 0
 
     def delete(self) -> int:
-        return finish(self._protocol.operator.purger.delete_tenant_queue(self.name))
+        return finish(self._protocol.operator.delete_tenant_queue(self.name))
 
     def pause(self) -> bool:
         return self._queue.pause(tenant=self.name)

@@ -87,7 +87,8 @@ def fast_forward(client: redis.Redis, seconds: float, *queues: Queue) -> None:
     for queue in queues:
         if not isinstance(queue, Queue):
             raise ConfigurationTypeError(f"the arguments after seconds must be queues, not {type(queue).__name__}")
-    cast(Any, client).execute_command(*_command(seconds, [keys for queue in queues for keys in keys_of(queue)]))
+    sender: Any = client
+    sender.execute_command(*_command(seconds, [keys for queue in queues for keys in keys_of(queue)]))
     for port in map(port_of, queues):
         _clock.skip(seconds, port)
     if not queues:

@@ -46,7 +46,8 @@ def client_of(queue_or_client: Queue | Client) -> Client:
     """Return the redis-py client of a queue, or the client itself; raise if it has no connection pool."""
     client: Any = queue_or_client
     if isinstance(queue_or_client, Queue):
-        client = cast(Any, port_of(queue_or_client))._client
+        port: Any = port_of(queue_or_client)
+        client = port._client
     if not isinstance(client, Client):
         raise ConfigurationTypeError(
             f"give a redis.Redis, a redis.asyncio.Redis or a queue that has one, not a {type(client).__name__}"

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncRedisMessageQueue
-from redis_message_queue.asyncio.workers import TASKS
+from redis_message_queue.asyncio.handlers import TASKS
 from redis_message_queue.cli.clients import is_final
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.log_format import set_up_logging
@@ -32,7 +32,7 @@ from redis_message_queue.process.loop_signals import stopped_by_signals
 from redis_message_queue.protocol.loop.shared_loop import QueuesRun
 from redis_message_queue.protocol.loop.turns import Share
 from redis_message_queue.protocol.port import finish
-from redis_message_queue.sync.workers import THREADS
+from redis_message_queue.sync.handlers import THREADS
 from redis_message_queue.tasks import AsyncTasks, Tasks
 from redis_message_queue.values.checks import is_async_function
 from redis_message_queue.values.errors import ConfigurationError, RedisMessageQueueError

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from signal import Signals
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from redis_message_queue.protocol.calls import log, never_stop
 from redis_message_queue.protocol.loop.run_options import RunSummary, add
 from redis_message_queue.values.checks import is_async_function, whole_number
 from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError
 from redis_message_queue.values.plain_values import brief
+
+if TYPE_CHECKING:
+    from redis_message_queue.protocol.loop.worker_loop import Loop
 
 MOST_WEIGHT = 1_000
 # After this long a worker takes a free place out of turn: the worker whose turn it is may wait for its server.
@@ -35,15 +38,6 @@ class Member:
     @property
     def is_waiting(self) -> bool:
         return self.workers > 0 and not self.is_idle
-
-
-class Loop(Protocol):
-    """What is known of a loop while it runs."""
-
-    @property
-    def summary(self) -> RunSummary: ...
-
-    def stop(self, signal: Signals | None = None) -> None: ...
 
 
 class WeightedTurns:

@@ -27,7 +27,7 @@ async def stored_partitions(calls: Calls, keys: QueueKeys | None = None) -> int 
     return int(number) if number is not None and number.isdigit() else None
 
 
-async def check_count(calls: Calls, count: int) -> None:
+async def check_partition_count(calls: Calls, count: int) -> None:
     """Raise if the queue has another number of partitions."""
     (found,) = await calls.pipeline(calls.keys.counted, (("HMGET", calls.keys.counted, "partitions"),), "look")
     refuse_other_count(found[0], count)

@@ -23,26 +23,14 @@ class Operator:
     """Asks all parts of a queue for what a `PartOperator` does with one, and checks their number first."""
 
     def __init__(self, operators: Sequence[PartOperator], check: Callable[[], Awaitable[None]], grower: Grower) -> None:
-        self.grower = grower
-        self.reader = _Reader(operators, check)
-        self.finder = _Finder(operators, check)
-        self.canceller = _Canceller(operators, check)
-        self.pauser = _Pauser(operators, check, grower)
-        self.purger = _Purger(operators, check)
-        self.redriver = _Redriver(operators, check)
-
-
-class _EachPart:
-    def __init__(self, operators: Sequence[PartOperator], check: Callable[[], Awaitable[None]]) -> None:
         self._operators = operators
         self._check = check
+        self.grower = grower
 
     async def _of_each(self, ask: Callable[[PartOperator], Awaitable[T]]) -> list[T]:
         await self._check()
         return [await ask(one) for one in self._operators]
 
-
-class _Reader(_EachPart):
     async def stats(self, oldest: bool) -> QueueStats:
         return summed(await self._of_each(lambda one: one.reader.stats(oldest)))
 
@@ -70,8 +58,6 @@ class _Reader(_EachPart):
         """Return the next messages: of waiting ones and those in flight, one of each partition in turn."""
         return in_order(await self._of_each(lambda one: one.reader.peek(count, source, tenant)), source)[:count]
 
-
-class _Finder(_EachPart):
     async def get(self, message_id: str, max_messages: int) -> MessageRecord | None:
         await self._check()
         for one in self._operators:
@@ -94,8 +80,6 @@ class _Finder(_EachPart):
             raise missing
         return []
 
-
-class _Canceller(_EachPart):
     async def cancel(self, message_id: str) -> CancelOutcome:
         """Ask one partition after the other until one knows the message; it is marked where messages wait.
 
@@ -120,21 +104,15 @@ class _Canceller(_EachPart):
             raise refusal
         return "marked" if marked else "unknown"
 
-
-class _Pauser(_EachPart):
-    def __init__(self, operators: Sequence[PartOperator], check: Callable[[], Awaitable[None]], grower: Grower) -> None:
-        super().__init__(operators, check)
-        self._grower = grower
-
     async def pause(self, tenant: str | None = None) -> bool:
         """Pause all partitions, or the tenant in all of them. Returns whether any was running."""
-        return await self._send(tenant, pauses=True)
+        return await self._send_pause(tenant, pauses=True)
 
     async def resume(self, tenant: str | None = None) -> bool:
         """Resume all partitions, or the tenant in all of them. Returns whether any was paused."""
-        return await self._send(tenant, pauses=False)
+        return await self._send_pause(tenant, pauses=False)
 
-    async def _send(self, tenant: str | None, *, pauses: bool) -> bool:
+    async def _send_pause(self, tenant: str | None, *, pauses: bool) -> bool:
         """Begin with the first partition, from which new ones get their pauses.
 
         If the queue grows after that, go on with all partitions that it has then: a pause holds for all or for none.
@@ -145,7 +123,7 @@ class _Pauser(_EachPart):
         try:
             changes = [await one.send(tenant, pauses=pauses) for one in others]
         except PartitionCountError:
-            changes = [await one.send(tenant, pauses=pauses) for one in await self._grower.pausers()]
+            changes = [await one.send(tenant, pauses=pauses) for one in await self.grower.pausers()]
         if has_changed or any(changes):
             has_changed = True
             self._operators[0].pauser.log_change(tenant, pauses=pauses)
@@ -163,16 +141,12 @@ class _Pauser(_EachPart):
                 found[tenant] = min(since, found.get(tenant, since))
         return dict(sorted(found.items())[:max_tenants])
 
-
-class _Purger(_EachPart):
     async def purge(self, target: str) -> int:
         return sum(await self._of_each(lambda one: one.purger.purge(target)))
 
     async def delete_tenant_queue(self, tenant: str) -> int:
         return sum(await self._of_each(lambda one: one.purger.delete_tenant_queue(tenant)))
 
-
-class _Redriver(_EachPart):
     async def redrive(
         self,
         source: str,
@@ -184,18 +158,18 @@ class _Redriver(_EachPart):
         """Redrive partition by partition. A message stays in its partition."""
         whole_number("max_messages", max_messages, optional=True)
         await self._check()
-        matched = redriven = suppressed = 0
+        total = RedriveSummary(matched=0, redriven=0, suppressed=0)
         for one in self._operators:
-            left = None if max_messages is None else max_messages - matched
+            left = None if max_messages is None else max_messages - total.matched
             if left == 0:
                 break
             done = await one.redriver.redrive(source, left, where, dry_run, respect_deduplication)
-            matched, redriven, suppressed = (
-                matched + done.matched,
-                redriven + done.redriven,
-                suppressed + done.suppressed,
+            total = RedriveSummary(
+                matched=total.matched + done.matched,
+                redriven=total.redriven + done.redriven,
+                suppressed=total.suppressed + done.suppressed,
             )
-        return RedriveSummary(matched=matched, redriven=redriven, suppressed=suppressed)
+        return total
 
 
 def summed(parts: Sequence[QueueStats]) -> QueueStats:

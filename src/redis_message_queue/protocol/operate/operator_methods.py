@@ -41,7 +41,7 @@ class OperatorMethods(Generic[M]):
             GatewayContractError: The queue has a custom gateway.
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
-        return await self._protocol.operator.reader.stats(oldest)
+        return await self._protocol.operator.stats(oldest)
 
     async def peek(
         self, count: int = 10, *, source: PeekSource = "pending", tenant: str | None = None
@@ -61,7 +61,7 @@ class OperatorMethods(Generic[M]):
             ConfigurationError: An argument cannot be used.
             GatewayContractError: The queue has a custom gateway.
         """
-        return await self._protocol.operator.reader.peek(count, source, tenant)
+        return await self._protocol.operator.peek(count, source, tenant)
 
     async def records(self, source: RecordSource = "dead_letters", *, max_records: int = 100) -> list[MessageRecord]:
         """Read what is known about messages that have left the queue, newest first.
@@ -74,7 +74,7 @@ class OperatorMethods(Generic[M]):
             ConfigurationError: An argument cannot be used.
             GatewayContractError: The queue has a custom gateway.
         """
-        return await self._protocol.operator.reader.records(source, max_records)
+        return await self._protocol.operator.records(source, max_records)
 
     async def get(self, message_id: str, *, max_messages: int = 100_000) -> MessageRecord | None:
         """Return what is known about a message that is in the queue; None if it was not found.
@@ -90,7 +90,7 @@ class OperatorMethods(Generic[M]):
             ConfigurationError: An argument cannot be used.
             GatewayContractError: The queue has a custom gateway.
         """
-        return await self._protocol.operator.finder.get(message_id, max_messages)
+        return await self._protocol.operator.get(message_id, max_messages)
 
     async def cancel(self, message_id: str) -> CancelOutcome:
         """Cancel a message by its id, and return what became of it. No list is searched: it takes constant time.
@@ -115,7 +115,7 @@ class OperatorMethods(Generic[M]):
             LuaScriptError: Redis has no memory left for the mark; nothing has changed.
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
-        return await self._protocol.operator.canceller.cancel(message_id)
+        return await self._protocol.operator.cancel(message_id)
 
     async def trace(self, message_id: str, *, max_entries: int = 1_000_000) -> list[TraceEntry]:
         """Return the history of a message from the journal, the oldest first.
@@ -132,7 +132,7 @@ class OperatorMethods(Generic[M]):
             GatewayContractError: The queue has a custom gateway.
             JournalError: The queue has no journal.
         """
-        return await self._protocol.operator.finder.trace(message_id, max_entries)
+        return await self._protocol.operator.trace(message_id, max_entries)
 
     async def purge(self, target: PurgeTarget) -> int:
         """Delete all messages of one kind, and return how many there were.
@@ -147,7 +147,7 @@ class OperatorMethods(Generic[M]):
             ConfigurationError: The target cannot be purged, for example ``processing``.
             GatewayContractError: The queue has a custom gateway.
         """
-        return await self._protocol.operator.purger.purge(target)
+        return await self._protocol.operator.purge(target)
 
     async def redrive_dead_letters(
         self,
@@ -173,8 +173,8 @@ class OperatorMethods(Generic[M]):
             QueueBackpressureError: The queue is full; what was redriven before stays redriven.
             GatewayContractError: The queue has a custom gateway.
         """
-        redriver = self._protocol.operator.redriver
-        return await redriver.redrive("dead_letters", max_messages, where, dry_run, respect_deduplication)
+        redrive = self._protocol.operator.redrive
+        return await redrive("dead_letters", max_messages, where, dry_run, respect_deduplication)
 
     async def redrive_failed(
         self,
@@ -198,8 +198,8 @@ class OperatorMethods(Generic[M]):
             QueueBackpressureError: The queue is full; what was redriven before stays redriven.
             GatewayContractError: The queue has a custom gateway.
         """
-        redriver = self._protocol.operator.redriver
-        return await redriver.redrive("failed", max_messages, where, dry_run, respect_deduplication)
+        redrive = self._protocol.operator.redrive
+        return await redrive("failed", max_messages, where, dry_run, respect_deduplication)
 
     async def pause(self, *, tenant: str | None = None) -> bool:
         """Let no consumer claim a message until `resume` is called, and return whether consumers could until now.
@@ -215,7 +215,7 @@ class OperatorMethods(Generic[M]):
             GatewayContractError: The queue has a custom gateway.
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
-        return await self._protocol.operator.pauser.pause(tenant)
+        return await self._protocol.operator.pause(tenant)
 
     async def resume(self, *, tenant: str | None = None) -> bool:
         """Let consumers claim messages again, and return whether they were paused. Waiting consumers wake up.
@@ -231,7 +231,7 @@ class OperatorMethods(Generic[M]):
             GatewayContractError: The queue has a custom gateway.
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
-        return await self._protocol.operator.pauser.resume(tenant)
+        return await self._protocol.operator.resume(tenant)
 
     async def is_paused(self, *, tenant: str | None = None) -> bool:
         """Return whether the queue is paused, or one of its tenants.
@@ -244,7 +244,7 @@ class OperatorMethods(Generic[M]):
             GatewayContractError: The queue has a custom gateway.
             RetryBudgetExhaustedError: Redis could not be reached in time.
         """
-        return await self._protocol.operator.pauser.is_paused(tenant)
+        return await self._protocol.operator.is_paused(tenant)
 
     async def paused_tenants(self, *, max_tenants: int = 1_000) -> dict[str, datetime]:
         """Return the tenants that are paused, by name, and since when each of them is.
@@ -256,7 +256,7 @@ class OperatorMethods(Generic[M]):
             ConfigurationError: ``max_tenants`` is not 1 or more.
             GatewayContractError: The queue has a custom gateway.
         """
-        return await self._protocol.operator.pauser.paused_tenants(max_tenants)
+        return await self._protocol.operator.paused_tenants(max_tenants)
 
     async def schedule(
         self,
@@ -348,7 +348,7 @@ class OperatorMethods(Generic[M]):
         Args:
             max_workers: How many processes to return at most.
         """
-        return await self._protocol.operator.reader.workers(max_workers)
+        return await self._protocol.operator.workers(max_workers)
 
     async def tenants(self, *, max_tenants: int = 1_000) -> dict[str, int]:
         """Return the tenants with waiting messages and how many wait for each, the next to be served first.
@@ -360,4 +360,4 @@ class OperatorMethods(Generic[M]):
             ConfigurationError: ``max_tenants`` is not 1 or more.
             GatewayContractError: The queue has a custom gateway.
         """
-        return await self._protocol.operator.reader.tenants(max_tenants)
+        return await self._protocol.operator.tenants(max_tenants)

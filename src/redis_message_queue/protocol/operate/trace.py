@@ -176,10 +176,10 @@ def _entries_that_fit(read: list[Any]) -> int:
     return max(1, min(PAGE, MAX_BYTES * len(read) // max(size, 1)))
 
 
-def _count(entry: bytes | None, usual: int) -> int:
-    """Return all deliveries of an entry; without one, or if it is damaged, what is usual."""
+def _count(entry: bytes | None, default: int) -> int:
+    """Return all deliveries of an entry; without one, or if it is damaged, the default."""
     attempts = (entry or b"").partition(b":")[0]
-    return int(attempts) if attempts.isdigit() and len(attempts) < 16 else usual
+    return int(attempts) if attempts.isdigit() and len(attempts) < 16 else default
 
 
 def _process(entry: _Fields) -> bytes:

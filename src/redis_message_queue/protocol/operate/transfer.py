@@ -194,11 +194,11 @@ class Exporter:
         entries = await self._pages.read_fields(self._keys.deliveries, ids)
         (marks,) = await self._pages.send(("ZMSCORE", self._keys.cancelled, *ids))
         # A first delivery has no entry; where the message waits again, it needs one.
-        usual = _FIRST_DELIVERY if self._source == "processing" else b""
+        default = _FIRST_DELIVERY if self._source == "processing" else b""
         return [
             replace(
                 one,
-                deliveries=usual if entry is None else entry,
+                deliveries=default if entry is None else entry,
                 cancelled=mark is not None,
                 due_us=self._due_us.get(one.id, one.due_us),
             )

@@ -37,8 +37,6 @@ from redis_message_queue.values.events import EventOperation, EventOutcome
 from redis_message_queue.values.messages import Receipt
 from redis_message_queue.values.plain_values import plain
 
-_AT_ONCE = 1_000  # messages without a key that go to the same part, and messages that are grouped by their keys
-
 
 class SentMessage(NamedTuple):
     """What became of one message of a chunk."""
@@ -49,7 +47,7 @@ class SentMessage(NamedTuple):
     part: int
 
 
-class Share(NamedTuple):
+class PartShare(NamedTuple):
     """Messages of one call that go to the same part, by their places in the call."""
 
     part: int
@@ -275,24 +273,24 @@ class Publisher:
 
     def _shares(
         self, outgoing: Sequence[OutgoingMessage], part: int | None, earlier: Any, repeated: int
-    ) -> Iterator[Share]:
+    ) -> Iterator[PartShare]:
         """Yield the messages by the parts that they go to; first those that were sent before, to where they were."""
         first, total = min(repeated, len(outgoing)), len(outgoing)
         if first:
             parts = () if self._has_one_part else self._store.parts
             there = (at for at, one in enumerate(parts) if isinstance(earlier, Sent) and earlier.owner is one.calls)
-            yield Share(next(there, 0), range(first))
+            yield PartShare(next(there, 0), range(first))
         if part is not None:
-            yield Share(part, range(first, total))
+            yield PartShare(part, range(first, total))
             return
-        for start in range(first, total, _AT_ONCE):
-            places = range(start, min(start + _AT_ONCE, total))
+        for start in range(first, total, MAX_MESSAGES):
+            places = range(start, min(start + MAX_MESSAGES, total))
             if outgoing[start].key is None:  # as all of them
-                yield Share(self._next_turn(), places)
+                yield PartShare(self._next_turn(), places)
             else:
                 yield from self._by_key(places, outgoing)
 
-    def _by_key(self, places: range, outgoing: Sequence[OutgoingMessage]) -> Iterator[Share]:
+    def _by_key(self, places: range, outgoing: Sequence[OutgoingMessage]) -> Iterator[PartShare]:
         """Group messages by the parts of their keys.
 
         If a later group fails, the earlier ones are published again as duplicates. Only a publish that must be
@@ -302,15 +300,15 @@ class Publisher:
         if options.confirm_replicas is not None or options.confirm_fsync:
             for part, run in itertools.groupby(places, part_of.__getitem__):
                 first, *others = run
-                yield Share(part, range(first, first + 1 + len(others)))
+                yield PartShare(part, range(first, first + 1 + len(others)))
             return
         groups: dict[int, list[int]] = {}
         for place, part in part_of.items():
             groups.setdefault(part, []).append(place)
         for part, some in groups.items():
-            yield Share(part, some)
+            yield PartShare(part, some)
 
-    def _chunks(self, share: Share, outgoing: Sequence[OutgoingMessage], *, is_repeated: bool) -> Iterator[Chunk]:
+    def _chunks(self, share: PartShare, outgoing: Sequence[OutgoingMessage], *, is_repeated: bool) -> Iterator[Chunk]:
         """Yield pieces of a share that one script can take; what is repeated is one piece, as it was."""
         places, keys = share.places, self._senders[share.part].keys
         if isinstance(places, range):

@@ -33,7 +33,7 @@ def _around(middleware: Middleware, call_next: Callable[[Any], Any]) -> Callable
     return lambda given: middleware(given, call_next)
 
 
-class Tasks:
+class TaskWorkers:
     """Runs handlers in the task of the caller, or in several."""
 
     refuse_awaitable = None
@@ -63,4 +63,4 @@ class Tasks:
             task.result()
 
 
-TASKS = Tasks()
+TASKS = TaskWorkers()

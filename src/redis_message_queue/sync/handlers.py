@@ -26,7 +26,7 @@ def _around(middleware: Middleware, call_next: Callable[[Any], Any]) -> Callable
     return lambda given: middleware(given, call_next)
 
 
-class Threads:
+class ThreadWorkers:
     """Runs handlers in the thread of the caller, or in several."""
 
     refuse_awaitable = staticmethod(refuse_awaitable)
@@ -63,4 +63,4 @@ class Threads:
             raise errors[0]
 
 
-THREADS = Threads()
+THREADS = ThreadWorkers()
