@@ -7,9 +7,10 @@ import pytest
 
 from redis_message_queue.dashboard.rates import rates_of_journal, rates_of_records
 from redis_message_queue.dashboard.sample import GroupLag, HeldLease, Sample
-from redis_message_queue.dashboard.text import age, one_line, payload_views, points, rate
+from redis_message_queue.dashboard.text import payload_views, points, rate
 from redis_message_queue.dashboard.verdict import Level, findings
 from redis_message_queue.values.messages import MessageRecord, QueueStats
+from redis_message_queue.values.wording import age, one_line
 
 NOW = 1_900_000_000.0
 

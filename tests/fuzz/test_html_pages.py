@@ -22,13 +22,14 @@ from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard import Dashboard
 from redis_message_queue.dashboard.history import History, _step
 from redis_message_queue.dashboard.search import Found
-from redis_message_queue.dashboard.text import lines, one_line
+from redis_message_queue.dashboard.text import lines
 from redis_message_queue.dashboard.watch import QueueWatch, Watch
 from redis_message_queue.spark.job_options import Window
 from redis_message_queue.spark.jobs import page as pages
 from redis_message_queue.spark.jobs.page import render_overview, render_page
 from redis_message_queue.spark.jobs.report import directory_of
 from redis_message_queue.values.messages import MessageRecord, Schedule, TraceEntry
+from redis_message_queue.values.wording import one_line
 from tests.fuzz.effort import examples
 from tests.pipeline.test_report import small_figures
 

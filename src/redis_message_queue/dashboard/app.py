@@ -43,6 +43,7 @@ from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, Qu
 from redis_message_queue.protocol.operate.growth import stored_partitions
 from redis_message_queue.redis_py import wire
 from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.values import wording
 from redis_message_queue.values.checks import flag
 from redis_message_queue.values.errors import (
     ConfigurationError,
@@ -74,7 +75,8 @@ def _environment() -> Environment:
     templates = Environment(
         loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    templates.filters |= {name: getattr(text, name) for name in ("age", "clock", "count", "lines", "one_line", "rate")}
+    templates.filters |= {name: getattr(wording, name) for name in ("age", "clock", "count", "one_line")}
+    templates.filters |= {"lines": text.lines, "rate": text.rate}
     templates.globals |= {
         "Level": Level,
         "SOURCES": SOURCES,
@@ -177,7 +179,7 @@ class Dashboard:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         refusal = self._access.refusal(request)
         if refusal is not None:
-            await PlainTextResponse(f"{text.one_line(refusal, 1_000)}\n", 403)(scope, receive, send_safely)
+            await PlainTextResponse(f"{wording.one_line(refusal, 1_000)}\n", 403)(scope, receive, send_safely)
         elif not self._access.is_logged_in(request) and path != "/login" and not path.startswith("/static/"):
             login = RedirectResponse(_root(request) + "/login", 303)
             is_page = "text/html" in request.headers.get("accept", "")

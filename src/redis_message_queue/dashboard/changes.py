@@ -10,12 +10,12 @@ from typing import get_args
 
 from redis_message_queue.asyncio import RedisMessageQueue
 from redis_message_queue.dashboard.search import CANCELLED, REDRIVEN, SOURCES, Matcher, matcher
-from redis_message_queue.dashboard.text import messages, one_line
 from redis_message_queue.protocol.event_emitter import log
 from redis_message_queue.protocol.operate.purge import PurgeTarget
 from redis_message_queue.stored.envelope import tenant_name
 from redis_message_queue.values.errors import ConfigurationError
 from redis_message_queue.values.messages import MessageRecord
+from redis_message_queue.values.wording import messages, one_line
 
 MOST_REDRIVEN = 10_000  # in one step, so that the page answers
 MOST_IDS = 200

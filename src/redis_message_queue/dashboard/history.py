@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from redis.exceptions import ResponseError
 
 from redis_message_queue.asyncio import RedisMessageQueue
-from redis_message_queue.dashboard.text import age, clock, messages, one_line
 from redis_message_queue.protocol.operate.part_operator import PartOperator
 from redis_message_queue.values.messages import MessageRecord, TraceEntry, moment
+from redis_message_queue.values.wording import age, clock, messages, one_line
 
 # Entries of the journal that one page reads: backwards from its end, or from the end of the message; and then forwards
 # from when the message was published, if the first part did not reach that.

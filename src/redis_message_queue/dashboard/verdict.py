@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from redis_message_queue.dashboard.sample import LEASES, RECORDS, Sample
-from redis_message_queue.dashboard.text import age, count, messages, one_line
 from redis_message_queue.values.messages import MessageRecord
+from redis_message_queue.values.wording import age, count, messages, one_line
 
 _LATE_SECONDS = 5.0  # a consumer takes over what is due within milliseconds; a busy one within a lease renewal
 _WAITING_SECONDS = 10.0  # a message that nobody claims for so long is stuck, if nothing else is in flight
