@@ -48,6 +48,7 @@ SECTIONS = (
             "MessageRecord",
             "TraceEntry",
             "ConnectedWorker",
+            "Explanation",
             "RedriveSummary",
             "RunSummary",
             "queues",
@@ -144,6 +145,13 @@ FIELD_SENTENCES = {
         "concurrency": "how many handlers it runs at the same time, at most",
         "since": "when its loop began",
         "last_claim": "when it last claimed a message, None if it never has; at most 10 seconds out of date",
+        "lease_seconds": "how long its leases are, None without leases",
+    },
+    "Explanation": {
+        "id": "the message's id",
+        "cause": "one word for programs, such as `waiting`, `paused` or `dead_letter`",
+        "sentence": "why the message is not done, or what became of it",
+        "facts": "what the sentence is based on, by name",
     },
     "MessageRecord": {
         "payload": "the published message; None if the payload was removed from its list",

@@ -8,7 +8,7 @@ import pytest
 
 from redis_message_queue.protocol.loop.run_options import RunOptions
 from redis_message_queue.protocol.loop.worker_loop import Loop
-from redis_message_queue.protocol.operate.workers import merged_workers
+from redis_message_queue.protocol.operate.workers import in_order, merged_workers
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.sync.handlers import THREADS
@@ -104,12 +104,14 @@ def entry(process: str, *, since: int, claimed: int = 0, concurrency: Any = 1, n
 
 @pytest.mark.promise("`workers()` shows each process that runs a consumer loop, also while there is nothing to do.")
 def test_several_loops_of_a_process_are_one_worker():
-    found = merged_workers(
-        [
-            entry("bb", since=50),
-            entry("aa", since=30, claimed=70, concurrency=4, name="packer"),
-            entry("aa", since=20, claimed=60, concurrency=2, name="packer"),
-        ]
+    found = in_order(
+        merged_workers(
+            [
+                entry("bb", since=50),
+                entry("aa", since=30, claimed=70, concurrency=4, name="packer"),
+                entry("aa", since=20, claimed=60, concurrency=2, name="packer"),
+            ]
+        )
     )
     assert [(one.consumer, one.concurrency, one.since.timestamp()) for one in found] == [
         ("packer@host7:4711", 6, 20.0),
@@ -124,4 +126,4 @@ def test_several_loops_of_a_process_are_one_worker():
     "foreign", [b"", b"x", b"1 2 3", b"1 2 {}", b"1 2 []", b"a b {}", entry("aa", since=1, concurrency='"many"')]
 )
 def test_an_entry_of_another_program_is_left_out(foreign: bytes):
-    assert [one.concurrency for one in merged_workers([foreign, entry("bb", since=50)])] == [1]
+    assert [one.concurrency for one in merged_workers([foreign, entry("bb", since=50)]).values()] == [1]

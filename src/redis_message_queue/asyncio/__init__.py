@@ -20,6 +20,7 @@ from redis_message_queue.values.events import EventOperation, EventOutcome, Queu
 from redis_message_queue.values.messages import (
     ClaimedMessage,
     ConnectedWorker,
+    Explanation,
     MessageRecord,
     QueueStats,
     Receipt,
@@ -41,6 +42,7 @@ __all__ = [
     "EventDrivenInterruptHandler",
     "EventOperation",
     "EventOutcome",
+    "Explanation",
     "GracefulInterruptHandler",
     "HandlerOutcome",
     "MessageRecord",

@@ -41,6 +41,7 @@ COMMANDS: dict[str, str] = {
     "peek": "peek",
     "records": "peek",
     "workers": "workers",
+    "why": "why",
     "trace": "trace",
     "cancel": "cancel",
     "redrive": "redrive",

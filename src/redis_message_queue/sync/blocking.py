@@ -45,6 +45,7 @@ class BlockingOperatorMethods(Generic[M]):
     get = blocking(OperatorMethods[M].get)
     cancel = blocking(OperatorMethods[M].cancel)
     trace = blocking(OperatorMethods[M].trace)
+    why = blocking(OperatorMethods[M].why)
     purge = blocking(OperatorMethods[M].purge)
     redrive_dead_letters = blocking(OperatorMethods[M].redrive_dead_letters)
     redrive_failed = blocking(OperatorMethods[M].redrive_failed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,22 @@ class ConnectedWorker:
     concurrency: int
     since: datetime
     last_claim: datetime | None = None
+    lease_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a message is not done, or what became of it: in one sentence, and with the facts behind that.
+
+    ``cause`` is one word for programs: ``waiting``, ``paused``, ``tenant_paused``, ``tenant_limit``, ``no_worker``,
+    ``cancelled``, ``delayed``, ``overdue``, ``retry``, ``in_flight``, ``lease_ended``, ``acknowledged``, ``failed``,
+    ``dead_letter``, ``expired``, ``discarded``, ``dropped``, ``duplicate`` or ``unknown``.
+    """
+
+    id: str
+    cause: str
+    sentence: str
+    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,11 @@ def clock(time: datetime | None) -> str:
     return UNKNOWN if time is None else f"{time:%Y-%m-%d %H:%M:%S}.{time.microsecond // 1000:03d} UTC"
 
 
+def when(time: datetime | None) -> str:
+    """Return a time in UTC to the second."""
+    return UNKNOWN if time is None else f"{time:%Y-%m-%d %H:%M:%S} UTC"
+
+
 def one_line(text: str | bytes | None, characters: int = _LINE_CHARACTERS) -> str:
     """Return the beginning of a text on one line, with control characters made visible."""
     if text is None:

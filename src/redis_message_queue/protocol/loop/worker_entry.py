@@ -33,6 +33,7 @@ class WorkerEntry:
     def __init__(self, queue: QueueProtocol, concurrency: int, is_over: Callable[[], bool]) -> None:
         self._calls = queue.store.calls if queue.store.parts else None  # a custom gateway has no keys of ours
         self._port = queue.port
+        self._lease_seconds = queue.store.options.message_visibility_timeout_seconds
         self._label = queue.store.options.consumer_name
         self._concurrency = concurrency
         self._is_over = is_over
@@ -74,6 +75,7 @@ class WorkerEntry:
             "pid": int(pid),
             "version": __version__,
             "concurrency": self._concurrency,
+            "lease_seconds": self._lease_seconds,
         }
         return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
 

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from redis_message_queue.protocol.operate.cancel import CancelOutcome
 from redis_message_queue.protocol.operate.growth import Grower
 from redis_message_queue.protocol.operate.part_operator import PartOperator
+from redis_message_queue.protocol.operate.why import Explainer
 from redis_message_queue.values.checks import whole_number
 from redis_message_queue.values.errors import JournalError, LuaScriptError, PartitionCountError
-from redis_message_queue.values.messages import ConnectedWorker, MessageRecord, QueueStats, RedriveSummary, TraceEntry
+from redis_message_queue.values.messages import ConnectedWorker, Explanation, MessageRecord, QueueStats, RedriveSummary, TraceEntry
 
 T = TypeVar("T")
 
@@ -30,6 +31,11 @@ class Operator:
     async def _of_each(self, ask: Callable[[PartOperator], Awaitable[T]]) -> list[T]:
         await self._check()
         return [await ask(one) for one in self._operators]
+
+    async def why(self, message_id: str) -> Explanation:
+        """Return why a message is not done, or what became of it."""
+        await self._check()
+        return await Explainer(self._operators).explain(message_id)
 
     async def stats(self, oldest: bool) -> QueueStats:
         return summed(await self._of_each(lambda one: one.reader.stats(oldest)))

@@ -13,6 +13,7 @@ from redis_message_queue.protocol.operate.reader import PeekSource, RecordSource
 from redis_message_queue.protocol.schedules import MissedTicks
 from redis_message_queue.values.messages import (
     ConnectedWorker,
+    Explanation,
     MessageRecord,
     QueueStats,
     RedriveSummary,
@@ -133,6 +134,23 @@ class OperatorMethods(Generic[M]):
             JournalError: The queue has no journal.
         """
         return await self._protocol.operator.trace(message_id, max_entries)
+
+    async def why(self, message_id: str) -> Explanation:
+        """Explain in one sentence why a message is not done, or what became of it.
+
+        It says what the message waits for: others before it, a limit, a pause, a delay, a retry, a worker; who has it;
+        or how it ended. It looks at up to 10,000 waiting messages, records and entries of the journal, of each
+        partition. A journal makes it know more: since when a message is held, after which error it is retried, and how
+        it ended.
+
+        Args:
+            message_id: The id of the message, as a receipt, an event or a log line has it.
+
+        Raises:
+            ConfigurationError: This cannot be an id.
+            GatewayContractError: The queue has a custom gateway.
+        """
+        return await self._protocol.operator.why(message_id)
 
     async def purge(self, target: PurgeTarget) -> int:
         """Delete all messages of one kind, and return how many there were.

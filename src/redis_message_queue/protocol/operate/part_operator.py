@@ -23,7 +23,7 @@ class PartOperator:
     def __init__(self, queue: QueueProtocol) -> None:
         store = queue.store
         store.capabilities.require("operators")
-        pages = PageReader(store.calls)
+        self.pages = pages = PageReader(store.calls)
         self.reader = QueueReader(store, pages)
         self.workers = WorkerReader(pages)
         leased = store.options.message_visibility_timeout_seconds is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,11 +25,24 @@ _FIRST_ENTRIES = 50  # of a journal, which may contain payloads of any size
 class JournalPart:
     """What a part of the journal tells of a message, the oldest first, each with the id of its entry.
 
-    ``is_whole`` is False if there were more entries than were to be read.
+    ``is_whole`` is False if there were more entries than were to be read. ``reached`` is the id of the last entry that
+    was read, None if there was none.
     """
 
     entries: list[tuple[bytes, TraceEntry]]
     is_whole: bool
+    reached: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a message is in a part, and what is stored beside it there."""
+
+    record: MessageRecord
+    tenant: bytes = b""
+    token: bytes | None = None  # of its lease, or of its claim without a lease
+    failures: int = 0  # under a retry policy
+    ahead: int = 0  # how many messages of its tenant are before it
 
 
 class MessageFinder:
@@ -64,16 +78,19 @@ class MessageFinder:
 
         It reads backwards, until the message entered the queue, or ``forward`` from the beginning of the part.
         """
-        found, is_whole = await self._search(check_id(message_id).hex().encode(), max_entries, first, last, forward)
+        found, is_whole, reached = await self._search(
+            check_id(message_id).hex().encode(), max_entries, first, last, forward
+        )
         names = await self._pages.consumers(_process(entry) for _, entry in found)
         told = [(number, _trace_entry(entry, names.get(_process(entry)))) for number, entry in found]
-        return JournalPart(told if forward else told[::-1], is_whole)
+        return JournalPart(told if forward else told[::-1], is_whole, reached)
 
     async def _search(
         self, wanted: bytes, max_entries: int, first: bytes, last: bytes, forward: bool
-    ) -> tuple[list[tuple[bytes, _Fields]], bool]:
-        """Return the entries of a message, as they were read, and whether these are all."""
+    ) -> tuple[list[tuple[bytes, _Fields]], bool, bytes | None]:
+        """Return the entries of a message, as they were read, whether these are all, and the last id of any."""
         found: list[tuple[bytes, _Fields]] = []
+        number: bytes | None = None
         count, left = _FIRST_ENTRIES, max_entries
         while left > 0:
             count = min(count, left)
@@ -84,16 +101,23 @@ class MessageFinder:
                 if entry.get(b"id") == wanted:
                     found.append((number, entry))
                     if entry.get(b"event") in _ENTERED and not forward:
-                        return found, True
+                        return found, True, number
             left -= len(entries)
             if len(entries) < count:
-                return found, True
+                return found, True, number
             first, last = (b"(" + entries[-1][0], last) if forward else (first, b"(" + entries[-1][0])
             count = _entries_that_fit(entries)
-        return found, False
+        return found, False, number
 
     async def get(self, message_id: str, max_messages: int) -> MessageRecord | None:
         """Return what is known of a message that is in the queue, and where it is; None if it was not found."""
+        location, _ = await self.locate(message_id, max_messages)
+        return location.record if location else None
+
+    async def locate(
+        self, message_id: str, max_messages: int, max_bytes: float = math.inf
+    ) -> tuple[Location | None, bool]:
+        """Return where a message is, and whether everything was searched if it was not found."""
         wanted = check_id(message_id)
         whole_number("max_messages", max_messages)
         keys, send = self._keys, self._pages.send
@@ -107,14 +131,18 @@ class MessageFinder:
             token = token or await self._lease_of(wanted)
             process = envelope.process_of(token or b"")
             names = await self._pages.consumers([process])
-            return self._record(held, "processing", _count(entry, 1), consumer=names.get(process))
+            record = self._record(held, "processing", _count(entry, 0, 1), consumer=names.get(process))
+            return Location(record, _tenant(held), token, _count(entry, 2, 0)), True
         if delayed is not None:
-            return self._record(delayed, "delayed", _count(entry, 0), due_us=None if due is None else float(due))
-        waiting = await self._waiting(wanted, max_messages)
+            record = self._record(delayed, "delayed", _count(entry, 0, 0), due_us=None if due is None else float(due))
+            return Location(record, _tenant(delayed), failures=_count(entry, 2, 0)), True
+        waiting, is_whole = await self._waiting(wanted, max_messages, max_bytes)
         if waiting is None:
-            return None
+            return None, is_whole
+        stored, tenant, ahead = waiting
         ((mark,),) = await send(("ZMSCORE", keys.cancelled, wanted))
-        return replace(self._record(waiting, "pending", _count(entry, 0)), cancelled=mark is not None)
+        record = replace(self._record(stored, "pending", _count(entry, 0, 0)), cancelled=mark is not None)
+        return Location(record, tenant, failures=_count(entry, 2, 0), ahead=ahead), True
 
     def _record(
         self, stored: bytes, state: str, count: int, *, consumer: str | None = None, due_us: float | None = None
@@ -140,21 +168,30 @@ class MessageFinder:
             if cursor == b"0":
                 return None
 
-    async def _waiting(self, wanted: bytes, max_messages: int) -> bytes | None:
-        """Search the messages that wait, from the next one on: those without a tenant, then tenant by tenant."""
+    async def _waiting(
+        self, wanted: bytes, max_messages: int, max_bytes: float
+    ) -> tuple[tuple[bytes, bytes, int] | None, bool]:
+        """Search the messages that wait, from the next one on: those without a tenant, then tenant by tenant.
+
+        Returns the stored message, its tenant and how many are before it; and whether all were searched.
+        """
         (ring,) = await self._pages.send(("ZRANGE", self._keys.tenant_ring, 0, -1))
-        queues: list[Any] = [self._keys.pending, *(self._pages.tenant_queue(name) for name in ring if name)]
-        for key in queues:
+        queues: list[Any] = [(b"", self._keys.pending), *((one, self._pages.tenant_queue(one)) for one in ring if one)]
+        for tenant, key in queues:
             first = 0
-            while max_messages > 0:
-                page = await self._pages.read_list(key, "right", first, min(PAGE, max_messages))
-                for stored in page:
+            while True:
+                if max_messages <= 0 or max_bytes <= 0:
+                    return None, False
+                count = min(PAGE, max_messages)
+                page = await self._pages.read_list(key, "right", first, count)
+                for place, stored in enumerate(page, first):
                     if stored[1 : envelope.TIME_AT] == wanted:
-                        return stored
+                        return (stored, tenant, place), True
                 first, max_messages = first + len(page), max_messages - len(page)
-                if len(page) < PAGE:
+                max_bytes -= sum(map(len, page))
+                if len(page) < count:
                     break
-        return None
+        return None, True
 
 
 def check_id(message_id: Any) -> bytes:
@@ -176,10 +213,19 @@ def _entries_that_fit(read: list[Any]) -> int:
     return max(1, min(PAGE, MAX_BYTES * len(read) // max(size, 1)))
 
 
-def _count(entry: bytes | None, default: int) -> int:
-    """Return all deliveries of an entry; without one, or if it is damaged, the default."""
-    attempts = (entry or b"").partition(b":")[0]
-    return int(attempts) if attempts.isdigit() and len(attempts) < 16 else default
+def _count(entry: bytes | None, place: int, default: int) -> int:
+    """Return a count of an entry: all deliveries, or the failures; without one, or if it is damaged, the default."""
+    counts = (entry or b"").split(b":")
+    found = counts[place] if place < len(counts) else b""
+    return int(found) if found.isdigit() and len(found) < 16 else default
+
+
+def _tenant(stored: bytes) -> bytes:
+    """Return the tenant of a stored message, in the bytes that Redis has."""
+    if not envelope.is_message(stored) or not stored[0] & envelope.HAS_TENANT:
+        return b""
+    first = envelope.HEADER_BYTES + 1
+    return stored[first : first + stored[envelope.HEADER_BYTES]]
 
 
 def _process(entry: _Fields) -> bytes:
