@@ -17,6 +17,8 @@ from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE
 from tests.faults.shells import WAYS, AsyncioShell, nothing
 
+pytestmark = pytest.mark.topic("Retries of Redis calls")
+
 # A budget far longer than any of these calls may take.
 LONG_BUDGET = {"retry_budget_seconds": 120, "retry_max_delay_seconds": 0.05, "message_wait_interval_seconds": 0.02}
 LISTENING_SECONDS = 0.1

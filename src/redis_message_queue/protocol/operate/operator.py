@@ -13,7 +13,14 @@ from redis_message_queue.protocol.operate.part_operator import PartOperator
 from redis_message_queue.protocol.operate.why import Explainer
 from redis_message_queue.values.checks import whole_number
 from redis_message_queue.values.errors import JournalError, LuaScriptError, PartitionCountError
-from redis_message_queue.values.messages import ConnectedWorker, Explanation, MessageRecord, QueueStats, RedriveSummary, TraceEntry
+from redis_message_queue.values.messages import (
+    ConnectedWorker,
+    Explanation,
+    MessageRecord,
+    QueueStats,
+    RedriveSummary,
+    TraceEntry,
+)
 
 T = TypeVar("T")
 
