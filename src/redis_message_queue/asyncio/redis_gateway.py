@@ -11,9 +11,8 @@ from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.redis_port import AsyncioPort
 from redis_message_queue.asyncio.runtime import AsyncioRuntime
 from redis_message_queue.options import declared as options
-from redis_message_queue.process.interrupt import BaseGracefulInterruptHandler
-from redis_message_queue.redis_py.client_gateway import ClientGateway
-from redis_message_queue.values.messages import ClaimedMessage
+from redis_message_queue.protocol.gateway.operations import Operations
+from redis_message_queue.redis_py.client_gateway import ClientGateway, delegated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,32 +39,10 @@ class RedisGateway(ClientGateway, AbstractRedisGateway):
     def __init__(self, arguments: GatewayArguments) -> None:
         self._open(arguments.redis_client, arguments)
 
-    async def publish_message(self, queue: str, message: str, dedup_key: str) -> bool:
-        return await self._operations.publish_message(queue, message, dedup_key)
-
-    async def add_message(self, queue: str, message: str) -> None:
-        await self._operations.add_message(queue, message)
-
-    async def move_message(
-        self, from_queue: str, to_queue: str, message: str | bytes, *, lease_token: str | None = None
-    ) -> bool:
-        return await self._operations.move_message(from_queue, to_queue, message, lease_token)
-
-    async def remove_message(self, queue: str, message: str | bytes, *, lease_token: str | None = None) -> bool:
-        return await self._operations.remove_message(queue, message, lease_token)
-
-    async def renew_message_lease(
-        self,
-        queue: str,
-        message: str | bytes,
-        lease_token: str,
-        *,
-        is_interrupted: BaseGracefulInterruptHandler | None = None,
-    ) -> bool:
-        return await self._operations.renew_message_lease(queue, lease_token, is_interrupted)
-
-    async def wait_for_message_and_move(self, from_queue: str, to_queue: str) -> ClaimedMessage | str | bytes | None:
-        return await self._operations.wait_for_message_and_move(from_queue, to_queue)
-
-    async def trim_queue(self, queue: str, max_length: int) -> None:
-        await self._operations.trim_queue(queue, max_length)
+    publish_message = delegated(Operations.publish_message)
+    add_message = delegated(Operations.add_message)
+    move_message = delegated(Operations.move_message)
+    remove_message = delegated(Operations.remove_message)
+    renew_message_lease = delegated(Operations.renew_message_lease)
+    wait_for_message_and_move = delegated(Operations.wait_for_message_and_move)
+    trim_queue = delegated(Operations.trim_queue)

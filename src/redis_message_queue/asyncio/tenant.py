@@ -7,22 +7,17 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Generic
 
 from redis_message_queue.options.queue_contract import TenantContract
-from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.received_message import M
-from redis_message_queue.stored.envelope import tenant_name
+from redis_message_queue.protocol.operate.tenant_methods import TenantMethods
 
 if TYPE_CHECKING:
     from redis_message_queue.asyncio.message_queue import RedisMessageQueue
 
 
-class Tenant(TenantContract, ProcessBound, Generic[M]):
+class Tenant(TenantContract, TenantMethods, Generic[M]):
     """One tenant's own queue within a shared queue."""
 
-    def __init__(self, queue: RedisMessageQueue[M], name: str) -> None:
-        tenant_name(name)
-        self.name = self._tenant = name
-        self._queue = queue
-        self._protocol = queue._protocol
+    _queue: RedisMessageQueue[M]
 
     async def publish(
         self,
@@ -47,21 +42,3 @@ class Tenant(TenantContract, ProcessBound, Generic[M]):
         return await self._queue.publish_many(
             messages, tenant=self.name, delay_seconds=delay_seconds, at=at, timeout_seconds=timeout_seconds
         )
-
-    async def length(self) -> int:
-        return await self._protocol.operator.tenant_length(self.name)
-
-    async def exists(self) -> bool:
-        return await self.length() > 0
-
-    async def delete(self) -> int:
-        return await self._protocol.operator.delete_tenant_queue(self.name)
-
-    async def pause(self) -> bool:
-        return await self._queue.pause(tenant=self.name)
-
-    async def resume(self) -> bool:
-        return await self._queue.resume(tenant=self.name)
-
-    async def is_paused(self) -> bool:
-        return await self._queue.is_paused(tenant=self.name)

@@ -12,19 +12,22 @@ from typing import Any
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
 from redis_message_queue.metrics.spans import Processing, Spans, trace_headers
 from redis_message_queue.options.declared import QueueOptions
+from redis_message_queue.options.queue_contract import QueueContract
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.event_emitter import log
 from redis_message_queue.protocol.loop.run_options import RunSummary
+from redis_message_queue.protocol.publish.publish_methods import PublishMethods
 from redis_message_queue.protocol.publish.publisher import listed
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.sync.blocking import blocking
 from redis_message_queue.sync.message_queue import RedisMessageQueue as SyncQueue
 from redis_message_queue.values.checks import functions
 from redis_message_queue.values.errors import GatewayContractError
 from redis_message_queue.values.messages import Receipt
 
 
-class _Traced:
+class _Traced(QueueContract):
     """The spans of a traced queue, sync or async."""
 
     _protocol: QueueProtocol
@@ -39,15 +42,12 @@ class _Traced:
             get_headers=_with_trace_headers(options) if plain.store.capabilities.headers else None,
         )
 
-    def _sending(self, count: int | None = None) -> AbstractContextManager[None]:
-        return self._spans.sending(self._protocol.options.name, count)
-
     def _span_of_message(self, payload: Any) -> Processing | None:
         """Return the span for the message of a block; None without a message."""
         if payload is None:
             return None
         try:
-            messages = [self.current_message()]  # type: ignore[attr-defined]  # of the queue beside this class
+            messages = [self.current_message()]
         except GatewayContractError:  # a custom gateway delivers only payloads
             messages = []
         return self._spans.processing(self._protocol.options.name, messages)
@@ -56,35 +56,6 @@ class _Traced:
         """Return the span for all messages of a batch; None without any."""
         return self._spans.processing(self._protocol.options.name, batch, batch=True) if batch else None
 
-
-class TracedSyncQueue(_Traced, SyncQueue):
-    """A sync queue that makes spans."""
-
-    def __init__(self, plain: SyncQueue, spans: Spans) -> None:
-        self._trace(plain._protocol, spans)
-
-    def publish(self, message: Any, **details: Any) -> bool:
-        """Like `publish` of any queue, in a producer span."""
-        with self._sending():
-            return super().publish(message, **details)
-
-    def publish_many(self, messages: Iterable[Any], **details: Any) -> list[bool]:
-        """Like `publish_many` of any queue, in one producer span."""
-        batch = listed(messages)
-        with self._sending(len(batch)):
-            return super().publish_many(batch, **details)
-
-    def submit(self, message: Any, **details: Any) -> Receipt:
-        """Like `submit` of any queue, in a producer span."""
-        with self._sending():
-            return super().submit(message, **details)
-
-    def submit_many(self, messages: Iterable[Any], **details: Any) -> list[Receipt]:
-        """Like `submit_many` of any queue, in one producer span."""
-        batch = listed(messages)
-        with self._sending(len(batch)):
-            return super().submit_many(batch, **details)
-
     def process_message(self) -> Any:
         """Like `process_message` of any queue, with a span from the handler's start until the message is settled."""
         return TracedBlock(super().process_message(), self._span_of_message)
@@ -92,47 +63,60 @@ class TracedSyncQueue(_Traced, SyncQueue):
     def process_messages(self, max_messages: int, *, wait_seconds: float | None = None) -> Any:
         """Like `process_messages` of any queue, with one span for the batch."""
         return TracedBlock(super().process_messages(max_messages, wait_seconds=wait_seconds), self._span_of_batch)
+
+
+def _sending(queue: Any, count: int | None = None) -> AbstractContextManager[None]:
+    spans: Spans = queue._spans
+    return spans.sending(queue._protocol.options.name, count)
+
+
+class _TracedPublishing(PublishMethods[Any]):
+    """The methods for producers, each in a span."""
+
+    async def publish(self, /, message: Any, **details: Any) -> bool:
+        """Like `publish` of any queue, in a producer span."""
+        with _sending(self):
+            return await PublishMethods.publish(self, message, **details)
+
+    async def publish_many(self, /, messages: Iterable[Any], **details: Any) -> list[bool]:
+        """Like `publish_many` of any queue, in one producer span."""
+        batch = listed(messages)
+        with _sending(self, len(batch)):
+            return await PublishMethods.publish_many(self, batch, **details)
+
+    async def submit(self, /, message: Any, **details: Any) -> Receipt:
+        """Like `submit` of any queue, in a producer span."""
+        with _sending(self):
+            return await PublishMethods.submit(self, message, **details)
+
+    async def submit_many(self, /, messages: Iterable[Any], **details: Any) -> list[Receipt]:
+        """Like `submit_many` of any queue, in one producer span."""
+        batch = listed(messages)
+        with _sending(self, len(batch)):
+            return await PublishMethods.submit_many(self, batch, **details)
+
+
+class TracedSyncQueue(_Traced, SyncQueue):
+    """A sync queue that makes spans."""
+
+    publish = blocking(_TracedPublishing.publish)
+    publish_many = blocking(_TracedPublishing.publish_many)
+    submit = blocking(_TracedPublishing.submit)
+    submit_many = blocking(_TracedPublishing.submit_many)
+
+    def __init__(self, plain: SyncQueue, spans: Spans) -> None:
+        self._trace(plain._protocol, spans)
 
     def run(self, handler: Callable[[Any], Any], **options: Any) -> RunSummary:
         """Like `run` of any queue, with a span for each call of the handler."""
         return super().run(with_span(self._spans, handler) if callable(handler) else handler, **options)
 
 
-class TracedAsyncioQueue(_Traced, AsyncioQueue):
+class TracedAsyncioQueue(_Traced, _TracedPublishing, AsyncioQueue):
     """An asyncio queue that makes spans."""
 
     def __init__(self, plain: AsyncioQueue, spans: Spans) -> None:
         self._trace(plain._protocol, spans)
-
-    async def publish(self, message: Any, **details: Any) -> bool:
-        """Like `publish` of any queue, in a producer span."""
-        with self._sending():
-            return await super().publish(message, **details)
-
-    async def publish_many(self, messages: Iterable[Any], **details: Any) -> list[bool]:
-        """Like `publish_many` of any queue, in one producer span."""
-        batch = listed(messages)
-        with self._sending(len(batch)):
-            return await super().publish_many(batch, **details)
-
-    async def submit(self, message: Any, **details: Any) -> Receipt:
-        """Like `submit` of any queue, in a producer span."""
-        with self._sending():
-            return await super().submit(message, **details)
-
-    async def submit_many(self, messages: Iterable[Any], **details: Any) -> list[Receipt]:
-        """Like `submit_many` of any queue, in one producer span."""
-        batch = listed(messages)
-        with self._sending(len(batch)):
-            return await super().submit_many(batch, **details)
-
-    def process_message(self) -> Any:
-        """Like `process_message` of any queue, with a span from the handler's start until the message is settled."""
-        return TracedBlock(super().process_message(), self._span_of_message)
-
-    def process_messages(self, max_messages: int, *, wait_seconds: float | None = None) -> Any:
-        """Like `process_messages` of any queue, with one span for the batch."""
-        return TracedBlock(super().process_messages(max_messages, wait_seconds=wait_seconds), self._span_of_batch)
 
     async def run(self, handler: Callable[[Any], Any], **options: Any) -> RunSummary:
         """Like `run` of any queue, with a span for each call of the handler."""

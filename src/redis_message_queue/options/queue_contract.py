@@ -175,7 +175,7 @@ class QueueContract:
 
 
 class TenantContract:
-    """The methods of one tenant's own queue."""
+    """The methods that publish to one tenant's own queue."""
 
     def publish(self, *args: Any, **kwargs: Any) -> Any:
         """Add a message to this tenant's queue. Returns False if deduplication suppressed it.
@@ -201,50 +201,6 @@ class TenantContract:
 
         Raises:
             Exception: What `RedisMessageQueue.publish_many` raises.
-        """
-
-    def length(self, *args: Any, **kwargs: Any) -> Any:
-        """Return how many of its messages wait, without delayed ones and those in processing.
-
-        Raises:
-            GatewayContractError: The queue has a custom gateway.
-        """
-
-    def exists(self, *args: Any, **kwargs: Any) -> Any:
-        """Return whether any of its messages waits.
-
-        Raises:
-            GatewayContractError: The queue has a custom gateway.
-        """
-
-    def delete(self, *args: Any, **kwargs: Any) -> Any:
-        """Delete its waiting messages, and return how many there were. Delayed ones and those in processing stay.
-
-        Raises:
-            GatewayContractError: The queue has a custom gateway.
-        """
-
-    def pause(self, *args: Any, **kwargs: Any) -> Any:
-        """Let no consumer claim its messages until `resume` is called, and return whether they could until now.
-
-        Other tenants have their turns as ever. What is claimed is finished, and publishing goes on.
-
-        Raises:
-            GatewayContractError: The queue has a custom gateway.
-        """
-
-    def resume(self, *args: Any, **kwargs: Any) -> Any:
-        """Let consumers claim its messages again, and return whether it was paused.
-
-        Raises:
-            GatewayContractError: The queue has a custom gateway.
-        """
-
-    def is_paused(self, *args: Any, **kwargs: Any) -> Any:
-        """Return whether this tenant is paused. The queue can be paused even if this is False.
-
-        Raises:
-            GatewayContractError: The queue has a custom gateway.
         """
 
 

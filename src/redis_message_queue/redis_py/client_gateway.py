@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 from redis_message_queue.options.declared import GatewayOptions, QueueArguments
 from redis_message_queue.process.process_bound import ProcessBound
@@ -27,6 +28,22 @@ from redis_message_queue.protocol.store import RedisStore, Store
 from redis_message_queue.redis_py import wire
 from redis_message_queue.stored.keys import QueueKeys, refuse_one_slot
 from redis_message_queue.values.errors import ConfigurationError, GatewayContractError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def delegated(
+    operation: Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Return a method of a gateway that does what its operation does."""
+
+    @functools.wraps(operation)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        operations: Operations = self._operations
+        return await operation(operations, *args, **kwargs)
+
+    return call
 
 
 class ClientGateway(ProcessBound, GatewayContract):

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import redis
 
 from redis_message_queue.options import declared as options
-from redis_message_queue.process.interrupt import BaseGracefulInterruptHandler
-from redis_message_queue.protocol.port import finish
-from redis_message_queue.redis_py.client_gateway import ClientGateway
+from redis_message_queue.protocol.gateway.operations import Operations
+from redis_message_queue.redis_py.client_gateway import ClientGateway, delegated
 from redis_message_queue.sync.abstract import AbstractRedisGateway
+from redis_message_queue.sync.blocking import blocking
 from redis_message_queue.sync.message import ReceivedMessage
 from redis_message_queue.sync.redis_port import BlockingPort
 from redis_message_queue.sync.runtime import BlockingRuntime
-from redis_message_queue.values.messages import ClaimedMessage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,32 +40,10 @@ class RedisGateway(ClientGateway, AbstractRedisGateway):
     def __init__(self, arguments: GatewayArguments) -> None:
         self._open(arguments.redis_client, arguments)
 
-    def publish_message(self, queue: str, message: str, dedup_key: str) -> bool:
-        return finish(self._operations.publish_message(queue, message, dedup_key))
-
-    def add_message(self, queue: str, message: str) -> None:
-        finish(self._operations.add_message(queue, message))
-
-    def move_message(
-        self, from_queue: str, to_queue: str, message: str | bytes, *, lease_token: str | None = None
-    ) -> bool:
-        return finish(self._operations.move_message(from_queue, to_queue, message, lease_token))
-
-    def remove_message(self, queue: str, message: str | bytes, *, lease_token: str | None = None) -> bool:
-        return finish(self._operations.remove_message(queue, message, lease_token))
-
-    def renew_message_lease(
-        self,
-        queue: str,
-        message: str | bytes,
-        lease_token: str,
-        *,
-        is_interrupted: BaseGracefulInterruptHandler | None = None,
-    ) -> bool:
-        return finish(self._operations.renew_message_lease(queue, lease_token, is_interrupted))
-
-    def wait_for_message_and_move(self, from_queue: str, to_queue: str) -> ClaimedMessage | str | bytes | None:
-        return finish(self._operations.wait_for_message_and_move(from_queue, to_queue))
-
-    def trim_queue(self, queue: str, max_length: int) -> None:
-        finish(self._operations.trim_queue(queue, max_length))
+    publish_message = blocking(delegated(Operations.publish_message))
+    add_message = blocking(delegated(Operations.add_message))
+    move_message = blocking(delegated(Operations.move_message))
+    remove_message = blocking(delegated(Operations.remove_message))
+    renew_message_lease = blocking(delegated(Operations.renew_message_lease))
+    wait_for_message_and_move = blocking(delegated(Operations.wait_for_message_and_move))
+    trim_queue = blocking(delegated(Operations.trim_queue))

@@ -7,23 +7,18 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Generic
 
 from redis_message_queue.options.queue_contract import TenantContract
-from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.received_message import M
-from redis_message_queue.protocol.port import finish
-from redis_message_queue.stored.envelope import tenant_name
+from redis_message_queue.protocol.operate.tenant_methods import TenantMethods, TenantQueue
+from redis_message_queue.sync.blocking import blocking
 
 if TYPE_CHECKING:
     from redis_message_queue.sync.message_queue import RedisMessageQueue
 
 
-class Tenant(TenantContract, ProcessBound, Generic[M]):
+class Tenant(TenantContract, TenantQueue, Generic[M]):
     """One tenant's own queue within a shared queue."""
 
-    def __init__(self, queue: RedisMessageQueue[M], name: str) -> None:
-        tenant_name(name)
-        self.name = self._tenant = name
-        self._queue = queue
-        self._protocol = queue._protocol
+    _queue: RedisMessageQueue[M]
 
     def publish(
         self,
@@ -49,20 +44,9 @@ class Tenant(TenantContract, ProcessBound, Generic[M]):
             messages, tenant=self.name, delay_seconds=delay_seconds, at=at, timeout_seconds=timeout_seconds
         )
 
-    def length(self) -> int:
-        return finish(self._protocol.operator.tenant_length(self.name))
-
-    def exists(self) -> bool:
-        return self.length() > 0
-
-    def delete(self) -> int:
-        return finish(self._protocol.operator.delete_tenant_queue(self.name))
-
-    def pause(self) -> bool:
-        return self._queue.pause(tenant=self.name)
-
-    def resume(self) -> bool:
-        return self._queue.resume(tenant=self.name)
-
-    def is_paused(self) -> bool:
-        return self._queue.is_paused(tenant=self.name)
+    length = blocking(TenantMethods.length)
+    exists = blocking(TenantMethods.exists)
+    delete = blocking(TenantMethods.delete)
+    pause = blocking(TenantMethods.pause)
+    resume = blocking(TenantMethods.resume)
+    is_paused = blocking(TenantMethods.is_paused)

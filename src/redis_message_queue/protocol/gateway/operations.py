@@ -130,12 +130,14 @@ class Operations:
             claimer.release(attempt, claimant)
         return result.claims[0] if result.claims else None
 
-    async def move_message(self, from_queue: str, to_queue: str, message: str | bytes, lease_token: str | None) -> bool:
+    async def move_message(
+        self, from_queue: str, to_queue: str, message: str | bytes, *, lease_token: str | None = None
+    ) -> bool:
         from_queue, to_queue = _key("from_queue", from_queue), _key("to_queue", to_queue)
         there = (to_queue, self._siblings(from_queue).records(to_queue))
         return await self._settle(from_queue, message, lease_token, TerminalList("other", None, there))
 
-    async def remove_message(self, queue: str, message: str | bytes, lease_token: str | None) -> bool:
+    async def remove_message(self, queue: str, message: str | bytes, *, lease_token: str | None = None) -> bool:
         return await self._settle(_key("queue", queue), message, lease_token, None)
 
     async def _settle(
@@ -168,15 +170,20 @@ class Operations:
             return token
 
     async def renew_message_lease(
-        self, queue: str, lease_token: str, interrupt: BaseGracefulInterruptHandler | None
+        self,
+        queue: str,
+        message: str | bytes,
+        lease_token: str,
+        *,
+        is_interrupted: BaseGracefulInterruptHandler | None = None,
     ) -> bool:
-        if interrupt is not None and not isinstance(interrupt, BaseGracefulInterruptHandler):
+        if is_interrupted is not None and not isinstance(is_interrupted, BaseGracefulInterruptHandler):
             raise ConfigurationTypeError(
-                f"is_interrupted must be a BaseGracefulInterruptHandler or None, not {type(interrupt).__name__}"
+                f"is_interrupted must be a BaseGracefulInterruptHandler or None, not {type(is_interrupted).__name__}"
             )
         settler = self._store_of_processing(_key("queue", queue)).settler
         budget = self._options.message_visibility_timeout_seconds or 0.0
-        is_over = never_stop if interrupt is None else interrupt.is_interrupted
+        is_over = never_stop if is_interrupted is None else is_interrupted.is_interrupted
         (renewed,) = await settler.renew([_claim_of(lease_token)], budget, is_over)
         return renewed
 
