@@ -1,6 +1,7 @@
 """`run()` calls a handler for each message, one or several at the same time."""
 
 import asyncio
+import functools
 import logging
 import threading
 from collections import Counter
@@ -24,6 +25,8 @@ from tests.contract.shells import (
     take_over,
     until,
 )
+from tests.contract.test_run_queues import run_queues
+from tests.tables import row
 
 pytestmark = [pytest.mark.topic("The consumer loop"), pytest.mark.both_shells]
 
@@ -113,6 +116,36 @@ async def test_a_handler_of_the_async_queue_may_be_sync_or_async(shell: Shell) -
     "`TypeError`."
 )
 @sync_only
+async def test_an_async_handler_of_the_sync_queue_is_refused_before_anything_is_claimed(
+    shell: Shell, subtests: pytest.Subtests
+) -> None:
+    """In every form of a loop; an object with an async `__call__` and a partial are recognized, too."""
+    queue = await filled(shell, "ab")
+
+    async def handle(message: Any) -> None:
+        pytest.fail("ran")
+
+    class Handler:
+        async def __call__(self, message: Any) -> None:
+            pytest.fail("ran")
+
+    for one in (handle, Handler(), functools.partial(handle), Handler().__call__):
+        with row(subtests, handler=type(one)):
+            for loop in (
+                lambda one=one: queue.run(one),
+                lambda one=one: run_queues(shell, {queue: 1}, one),
+                lambda one=one: run_queues(shell, {queue: one}, None),
+            ):
+                with pytest.raises(shell.module.ConfigurationTypeError, match="handler is an async function"):
+                    await loop()
+    assert (shell.processing(queue), shell.pending(queue)) == (0, 2)
+
+
+@pytest.mark.promise(
+    "`run()` accepts plain and `async def` handlers in the async queue; in the sync queue an awaitable raises "
+    "`TypeError`."
+)
+@sync_only
 @side_by_side
 async def test_a_handler_of_the_sync_queue_must_not_be_awaited(shell: Shell, concurrency: int) -> None:
     """Nothing of it has run: a TypeError ends the loop, and the message is left to its lease."""
@@ -122,7 +155,8 @@ async def test_a_handler_of_the_sync_queue_must_not_be_awaited(shell: Shell, con
         pytest.fail("ran")
 
     with pytest.raises(TypeError, match="awaitable"):
-        await asyncio.wait_for(queue.run(handle, concurrency=concurrency, prefetch=2), LIMIT_SECONDS)
+        loop = queue.run(lambda message: handle(message), concurrency=concurrency, prefetch=2)
+        await asyncio.wait_for(loop, LIMIT_SECONDS)
     # With several workers each may have begun one.
     assert 1 <= shell.processing(queue) <= concurrency
     assert shell.processing(queue) + shell.pending(queue) == 2

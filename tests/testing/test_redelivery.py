@@ -1,6 +1,7 @@
 """A handler gets its message twice, because its consumer was killed or its acknowledgement was lost."""
 
 import asyncio
+import contextlib
 import functools
 import gc
 import os
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,15 @@ import redis
 import redis_message_queue
 import redis_message_queue.asyncio
 from redis_message_queue import (
+    CleanupFailedError,
     ConfigurationError,
     ConfigurationTypeError,
     FaultInjectionError,
+    ReceivedMessage,
     RedisMessageQueue,
     testing,
 )
+from redis_message_queue.asyncio import ReceivedMessage as AsyncReceivedMessage
 from redis_message_queue.testing import deliver_twice, kill_here
 from tests.concurrency import LIMIT_SECONDS
 
@@ -71,10 +76,9 @@ def test_a_message_is_handled_twice_when_its_acknowledgement_is_lost(rmq_queue: 
     rmq_queue.publish("a")
     handled: list[Any] = []
 
-    def handler(message: str) -> None:
-        current = rmq_queue.current_message()
-        assert current is not None
-        handled.append((message, current.delivery_count))
+    def handler(message: ReceivedMessage[str]) -> None:
+        assert message is rmq_queue.current_message()
+        handled.append((message.payload, message.delivery_count))
 
     deliver_twice(rmq_queue, handler)
     assert handled == [("a", 1), ("a", 2)]
@@ -88,18 +92,85 @@ def test_the_same_with_asyncio(async_rmq_queue: redis_message_queue.asyncio.Redi
     async def main() -> None:
         handled: list[Any] = []
 
-        async def handler(message: str) -> None:
+        async def handler(message: AsyncReceivedMessage[str]) -> None:
             await asyncio.sleep(0)
-            handled.append(message)
+            handled.append(message.payload)
 
         await async_rmq_queue.publish("a")
         await deliver_twice(async_rmq_queue, handler)
         await async_rmq_queue.publish("b")
-        await deliver_twice(async_rmq_queue, handled.append)
+        await deliver_twice(async_rmq_queue, lambda message: handled.append(message.payload))
         assert handled == ["a", "a", "b", "b"]
         assert (await async_rmq_queue.stats()).processing == 0
 
     asyncio.run(main())
+
+
+@dataclass
+class Order:
+    item: str
+
+
+@pytest.mark.promise("The testing tools call a handler as `run` does: with a received message, typed and completable.")
+def test_a_handler_of_run_can_be_tested(make_rmq_queue: Make, book: Book) -> None:
+    """Typed, and with the reply of `complete()` lost: nothing was published then, and the message comes again."""
+    orders, mails = make_rmq_queue("orders", codec=Order), make_rmq_queue("mails")
+
+    def handle(message: ReceivedMessage[Order]) -> None:
+        book.write(f"{message.payload.item} {message.attempt} {message.json()}")
+        message.complete(publish=[(mails, message.payload.item)])
+        book.write("completed")
+
+    lines = ["pen 1 {'item': 'pen'}", "pen 2 {'item': 'pen'}", "completed"]
+    orders.publish(Order("pen"))
+    deliver_twice(orders, handle)
+    assert (book.lines, mails.stats().pending, orders.stats().processing) == (lines, 1, 0)
+
+    def stubborn(message: ReceivedMessage[Order]) -> None:
+        with contextlib.suppress(CleanupFailedError):
+            message.complete()
+
+    orders.publish(Order("ink"))
+    deliver_twice(orders, stubborn)
+    orders.publish(Order("ink"))
+    with pytest.raises(CleanupFailedError, match="of my own"):
+        deliver_twice(orders, lambda message: broken())
+    assert orders.stats().pending == orders.stats().processing == 0
+
+
+def broken() -> None:
+    raise CleanupFailedError("of my own")
+
+
+@pytest.mark.promise("The testing tools call a handler as `run` does: with a received message, typed and completable.")
+def test_a_message_that_was_completed_before_the_kill_does_not_come_again(
+    async_rmq_queue: redis_message_queue.asyncio.RedisMessageQueue, rmq_queue: RedisMessageQueue, book: Book
+) -> None:
+    """As in production. A kill before that delivers it again."""
+
+    def handle(message: ReceivedMessage[str]) -> None:
+        book.write("began")
+        kill_here("before")
+        message.complete()
+        kill_here("after")
+
+    async def handle_async(message: AsyncReceivedMessage[str]) -> None:
+        book.write("began")
+        kill_here("before")
+        await message.complete()
+        kill_here("after")
+
+    async def deliver(at: str) -> None:
+        await async_rmq_queue.publish("a")
+        await kill_and_redeliver(async_rmq_queue, handle_async, at=at)
+
+    for at, times in (("before", 2), ("after", 1)):
+        asyncio.run(deliver(at))
+        rmq_queue.publish("a")
+        kill_and_redeliver(rmq_queue, handle, at=at)
+        assert len(book.lines) == 2 * times
+        assert rmq_queue.stats().pending == rmq_queue.stats().processing == 0
+        book.path.unlink()
 
 
 @pytest.mark.promise("`deliver_twice` gives a handler the same message again, as if its ack had been lost.")
@@ -108,8 +179,8 @@ def test_an_error_of_the_handler_comes_out(make_rmq_queue: Make) -> None:
     queue = make_rmq_queue(enable_failed_queue=True)
     deliveries: list[str] = []
 
-    def fails_the_second_time(message: str) -> None:
-        deliveries.append(message)
+    def fails_the_second_time(message: Any) -> None:
+        deliveries.append(message.payload)
         if len(deliveries) == 2:
             raise ZeroDivisionError
 
@@ -125,8 +196,8 @@ def test_an_error_of_the_handler_comes_out(make_rmq_queue: Make) -> None:
 def test_a_handler_is_killed_where_it_says_and_gets_its_message_again(rmq_queue: RedisMessageQueue, book: Book) -> None:
     """What it did before stays; what comes after happens in the second delivery only."""
 
-    def handler(message: str) -> None:
-        book.write(f"{message} in {os.getpid()}")
+    def handler(message: Any) -> None:
+        book.write(f"{message.payload} in {os.getpid()}")
         kill_here()
         book.write("done")
 
@@ -156,7 +227,7 @@ def test_a_point_is_chosen_by_its_name_or_its_number(
 ) -> None:
     """So you can test one handler at each of its points."""
 
-    def handler(message: str) -> None:
+    def handler(message: Any) -> None:
         book.write("1")
         kill_here("one")
         book.write("2")
@@ -174,7 +245,7 @@ def test_a_point_is_chosen_by_its_name_or_its_number(
 def test_a_handler_is_killed_in_another_thread_too(rmq_queue: RedisMessageQueue, book: Book) -> None:
     """`kill_here` kills the process, whichever thread calls it."""
 
-    def handler(message: str) -> None:
+    def handler(message: Any) -> None:
         book.write("handler")
         worker = threading.Thread(target=kill_here)
         worker.start()
@@ -195,11 +266,9 @@ def test_an_asyncio_handler_is_killed_in_a_child_of_its_own(
     """The child can use queues, this one and others."""
     other = make_async_rmq_queue("other")
 
-    async def handler(message: str) -> None:
-        await other.publish(f"from {message}")
-        current = async_rmq_queue.current_message()
-        assert current is not None
-        book.write(str(current.delivery_count))
+    async def handler(message: Any) -> None:
+        await other.publish(f"from {message.payload}")
+        book.write(str(message.delivery_count))
         await asyncio.sleep(0)
         kill_here("middle")
         book.write("x")
@@ -233,8 +302,8 @@ def test_an_asyncio_client_with_open_connections_is_no_obstacle(
             await asyncio.gather(*(client.echo("open") for _ in range(5)))
             await queue.publish("a")
 
-            def handler(message: str) -> None:
-                book.write(message)
+            def handler(message: Any) -> None:
+                book.write(message.payload)
                 gc.collect()  # otherwise at a moment of chance
                 kill_here()
 
@@ -267,7 +336,7 @@ def test_a_handler_that_never_reaches_the_point_is_reported(rmq_queue: RedisMess
 def test_a_child_that_hangs_is_ended(rmq_queue: RedisMessageQueue, book: Book) -> None:
     """It does not outlive its test."""
 
-    def handler(message: str) -> None:
+    def handler(message: Any) -> None:
         book.write(str(os.getpid()))
         time.sleep(600)
 
@@ -284,7 +353,7 @@ def test_a_process_that_the_handler_has_started_does_not_hold_up_the_test(
 ) -> None:
     """Even though it inherits the child's files and goes on running."""
 
-    def handler(message: str) -> None:
+    def handler(message: Any) -> None:
         pid = os.fork()
         if pid == 0:
             time.sleep(600)
@@ -340,7 +409,7 @@ def test_another_message_that_comes_first_is_left_alone(rmq_queue: RedisMessageQ
     rmq_queue.publish("b", tenant="b")
     handled: list[Any] = []
     with pytest.raises(FaultInjectionError, match="another message"):
-        deliver_twice(rmq_queue, handled.append)
+        deliver_twice(rmq_queue, lambda message: handled.append(message.payload))
     assert handled == ["a"]
     assert rmq_queue.stats().pending + rmq_queue.stats().processing == 2
 
@@ -365,11 +434,14 @@ def test_a_queue_or_handler_that_cannot_be_redelivered_is_refused(
 def test_an_async_handler_needs_an_asyncio_queue(rmq_queue: RedisMessageQueue) -> None:
     """A sync queue cannot await it."""
 
-    async def handler(message: str) -> None: ...
+    async def handler(message: Any) -> None: ...
 
     rmq_queue.publish("a")
     with pytest.raises(ConfigurationError, match=r"redis_message_queue\.asyncio"):
         deliver_twice(rmq_queue, handler)
+    assert rmq_queue.stats().pending == 1
+    with pytest.raises(TypeError, match=r"redis_message_queue\.asyncio"):
+        deliver_twice(rmq_queue, lambda message: handler(message))
 
 
 @pytest.mark.promise("Wrong use of the testing tools is refused before anything is done.")

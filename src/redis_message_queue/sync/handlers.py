@@ -16,6 +16,7 @@ from redis_message_queue.values import checks
 def wrapped(handler: Callable[[Any], Any], middleware: Sequence[Middleware]) -> Callable[[Any], Any]:
     """Return the handler inside of its middleware, the first of which is the outermost."""
     checks.required_function("handler", handler)
+    checks.plain_function("handler", handler)
     for one in reversed(checks.functions("middleware", middleware)):
         checks.plain_function("middleware", one)
         handler = _around(one, handler)
