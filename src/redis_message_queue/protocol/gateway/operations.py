@@ -67,6 +67,7 @@ class Operations:
         return self._store(self._siblings(processing).pending, processing)
 
     async def publish_message(self, queue: str, message: Any, dedup_key: str | None) -> bool:
+        """Add a message unless ``dedup_key`` was published before. Returns False if it was."""
         payload = message if isinstance(message, bytes) else PayloadRules().encode(message)
         queue = _key("queue", queue)
         if dedup_key is not None:
@@ -80,9 +81,11 @@ class Operations:
         return published.accepted[0]
 
     async def add_message(self, queue: str, message: Any) -> None:
+        """Add a message to a queue."""
         await self.publish_message(queue, message, None)
 
     async def wait_for_message_and_move(self, from_queue: str, to_queue: str) -> ClaimedMessage | str | bytes | None:
+        """Wait for the next message and claim it. Returns None if there was none."""
         from_queue, to_queue = _key("from_queue", from_queue), _key("to_queue", to_queue)
         self._refuse_reserved_names(from_queue)
         store = self._store(from_queue, to_queue)
@@ -133,11 +136,13 @@ class Operations:
     async def move_message(
         self, from_queue: str, to_queue: str, message: str | bytes, *, lease_token: str | None = None
     ) -> bool:
+        """Move a claimed message. Returns False if its lease was lost."""
         from_queue, to_queue = _key("from_queue", from_queue), _key("to_queue", to_queue)
         there = (to_queue, self._siblings(from_queue).records(to_queue))
         return await self._settle(from_queue, message, lease_token, TerminalList("other", None, there))
 
     async def remove_message(self, queue: str, message: str | bytes, *, lease_token: str | None = None) -> bool:
+        """Remove a claimed message. Returns False if its lease was lost."""
         return await self._settle(_key("queue", queue), message, lease_token, None)
 
     async def _settle(
@@ -177,6 +182,7 @@ class Operations:
         *,
         is_interrupted: BaseGracefulInterruptHandler | None = None,
     ) -> bool:
+        """Renew a lease. Returns False if it was lost. Stop retrying when ``is_interrupted`` says so."""
         if is_interrupted is not None and not isinstance(is_interrupted, BaseGracefulInterruptHandler):
             raise ConfigurationTypeError(
                 f"is_interrupted must be a BaseGracefulInterruptHandler or None, not {type(is_interrupted).__name__}"
@@ -188,6 +194,7 @@ class Operations:
         return renewed
 
     async def trim_queue(self, queue: str, max_length: int) -> None:
+        """Delete the oldest entries of a list until ``max_length`` are left."""
         whole_number("max_length", max_length)
         queue, max_length = _key("queue", queue), plain(max_length)
         trim: tuple[Argument, ...] = ("LTRIM", queue, 0, max_length - 1)
