@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.exit_status import ExitStatus
-from redis_message_queue.cli.worker.health import MOST_CONNECTIONS
+from redis_message_queue.cli.page_server import MOST_CONNECTIONS
 from redis_message_queue.embedded import EmbeddedRedis
 from tests.cli.terminal import Terminal
 from tests.cli.workers import HANDLERS, finish, handled, said

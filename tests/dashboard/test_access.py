@@ -49,6 +49,16 @@ def test_another_address_needs_a_token(host, clean_server):
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.promise("The dashboard shows /metrics to those who may see its pages.")
+def test_metrics_are_for_those_with_the_token(guarded):
+    """As a bearer, as Prometheus sends it."""
+    with guarded.browser() as browser:
+        assert browser.get("/metrics").status_code == 401
+        answer = browser.get("/metrics", headers={"authorization": f"Bearer {TOKEN}"})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert 'rmq_messages{queue="orders",state="pending"} 1.0' in answer.text
+
+
 def test_a_short_token_is_refused(clean_server):
     command = [*DASHBOARD, "--token", "short", "--url", clean_server.url]
     ended = fork_server.run(command)

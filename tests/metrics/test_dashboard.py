@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 from redis_message_queue import EventOperation, EventOutcome, QueueEvent
+from redis_message_queue.cli.worker.health import OUTCOMES
+from redis_message_queue.cli.worker.health import metrics as worker_metrics
 from redis_message_queue.metrics.prometheus import QueueMetrics
 from redis_message_queue.metrics.stats_poller import STATES
 from tests.contract.shells import Shell, sync_only
+from tests.metrics.worker_health import worker_health
 
 pytestmark = pytest.mark.topic("Metrics")
 
@@ -25,7 +29,7 @@ SUBJECTS = (
 )
 KNOWN_VALUES = {
     "operation": set(map(str, EventOperation)),
-    "outcome": set(map(str, EventOutcome)),
+    "outcome": {*map(str, EventOutcome), *OUTCOMES},
     "state": set(STATES),
 }
 
@@ -72,14 +76,20 @@ async def test_every_metric_of_the_dashboard_exists_with_its_labels(
     metrics.watch(queue.queue, max_tenants=1)
     metrics.watch(shell.queue("gone", client=shell.dead_client(dead_port), retry_budget_seconds=0).queue)
     labels: dict[str, set[str]] = {}
-    for family in registry.collect():
+    of_workers = text_string_to_metric_families("".join(worker_metrics(worker_health())))
+    for family in [*registry.collect(), *of_workers]:
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
     asked = {name for query in queries(dashboard) for name in re.findall(r"\brmq_\w+", query)}
     assert asked <= labels.keys()
     assert {(metric, label) for metric, label, _ in selectors(dashboard) if label not in labels[metric]} == set()
     shown = {name for name in labels if not name.endswith(("_created", "_sum"))}
-    assert shown - asked == {"rmq_stats_age_seconds", "rmq_stats_duration_seconds", "rmq_event_duration_seconds_count"}
+    assert shown - asked == {
+        "rmq_stats_age_seconds",
+        "rmq_stats_duration_seconds",
+        "rmq_event_duration_seconds_count",
+        "rmq_worker_handler_duration_seconds_count",
+    }
 
 
 @pytest.mark.promise("The dashboard queries only metrics that the exporter has.")

@@ -27,7 +27,7 @@ NAME = "rmq"
 # What a write to stdout can end with. A file that a command opens itself has a name in its error.
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 # These do their work without stdout, which whoever starts a service may have closed.
-_SERVICES = {"worker", "dashboard", "dev"}
+_SERVICES = {"worker", "dashboard", "exporter", "dev"}
 _COMPLETING = "_RMQ_COMPLETE"  # set by a shell that asks for completions
 
 # In the order of `rmq --help`, with the module of each, which is imported when somebody asks for the command.
@@ -54,6 +54,7 @@ COMMANDS: dict[str, str] = {
     "tenants": "peek",
     "partitions": "partitions",
     "dashboard": "dashboard",
+    "exporter": "exporter",
     "doctor": "doctor.doctor",
     "dev": "dev",
     "demo": "demo.demo",

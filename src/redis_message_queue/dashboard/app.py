@@ -7,7 +7,6 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -22,8 +21,6 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
-from redis_message_queue.asyncio import RedisMessageQueue, open_registered
-from redis_message_queue.asyncio import queues as registered_queues
 from redis_message_queue.dashboard import text
 from redis_message_queue.dashboard.access import HEADERS, Access
 from redis_message_queue.dashboard.changes import MOST_IDS, Change
@@ -39,26 +36,22 @@ from redis_message_queue.dashboard.search import (
     messages_of,
 )
 from redis_message_queue.dashboard.verdict import Level
-from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, QueueWatch, ReadThrottle, Watch, Watches
-from redis_message_queue.protocol.operate.growth import stored_partitions
-from redis_message_queue.redis_py import wire
-from redis_message_queue.stored.keys import QueueKeys
+from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, QueueWatch, Watch, Watches
+from redis_message_queue.metrics.server_queues import ServerQueues
 from redis_message_queue.values import wording
 from redis_message_queue.values.checks import flag
 from redis_message_queue.values.errors import (
     ConfigurationError,
-    ConfigurationTypeError,
     PayloadTypeError,
     PayloadValueError,
 )
-from redis_message_queue.values.messages import MessageRecord, RegisteredQueue
-from redis_message_queue.values.plain_values import brief, error_text, is_text
+from redis_message_queue.values.messages import MessageRecord
+from redis_message_queue.values.plain_values import error_text
 from redis_message_queue.version import __version__
 
 _HERE = Path(__file__).parent
 _RETRY_BUDGET_SECONDS = 3.0  # a person waits for the page
 _QUEUES_A_PAGE, _MOST_QUEUES = 50, 1_000
-_REGISTRY_SECONDS = 10.0
 _LIMITS = (50, 200, 1_000)  # messages on a page
 _TENANTS_A_PAGE, _MOST_PAUSED = 1_000, 200
 _FORM_BYTES = 64 * 1024
@@ -119,24 +112,21 @@ class Dashboard:
         Raises:
             ConfigurationError: An argument cannot be used.
         """
-        wire.refuse_unusable_client(client, asynchronous=True)
-        if is_text(queues) or not isinstance(queues, Collection) or not all(map(is_text, queues)):
-            raise ConfigurationTypeError(f"queues must be a list of names, not {brief(queues)}")
+        self._server = ServerQueues(
+            client,
+            queues,
+            discover=discover,
+            retry_budget_seconds=_RETRY_BUDGET_SECONDS,
+            key_separator=key_separator,
+            hash_tag=hash_tag,
+        )
         flag("allow_changes", allow_changes)
-        flag("discover", discover)
-        self._names = list(dict.fromkeys(queues))
-        self._discovers = discover
-        self._client = client
-        self._settings: dict[str, Any] = {"key_separator": key_separator, "hash_tag": hash_tag}
         self._allow_changes = allow_changes
         self._access = Access(token, authenticated, allowed_hosts)
         self._watches = Watches(self._open)
-        self._registered: dict[str, RegisteredQueue] = {}  # by the name that is shown
-        self._registry_pace, self._registry_lock = ReadThrottle(), asyncio.Lock()
         self._streams = 0
         self._stopped = asyncio.Event()
-        # Raises for a name that no queue can have.
-        self._named_keys = {self._open_named(name).key.pending for name in self._names}
+        self._exporter: Any = None  # made for the first scrape
         self._templates = _environment()
         self._app = self._starlette()
 
@@ -153,6 +143,7 @@ class Dashboard:
                 Route("/schedules", self._schedules),
                 Route("/change", self._change, methods=["GET", "POST"]),
                 Route("/events", self._events),
+                Route("/metrics", self._metrics),
                 Route("/login", self._login, methods=["GET", "POST"]),
                 Route("/logout", self._logout),
                 Mount("/static", StaticFiles(directory=_HERE / "static")),
@@ -195,42 +186,12 @@ class Dashboard:
     # -- queues
 
     async def _open(self, name: str) -> Watch:
-        queue = self._open_named(name)
-        with contextlib.suppress(*UNREADABLE):  # then the watch says what is wrong
-            count = await stored_partitions(queue._protocol.store.calls) or 1
-            queue = self._open_named(name, count)
-        return QueueWatch(name, queue)
-
-    def _open_named(self, name: str, partitions: int = 1) -> RedisMessageQueue:
-        if name in self._registered:
-            registered = replace(self._registered[name], partitions=partitions)
-            return open_registered(registered, self._client, retry_budget_seconds=_RETRY_BUDGET_SECONDS)
-        settings = self._settings | {"partitions": partitions, "retry_budget_seconds": _RETRY_BUDGET_SECONDS}
-        return RedisMessageQueue(name, client=self._client, **settings)
-
-    async def _known(self) -> list[str]:
-        """Return the queues that were named, and those that the registry of the server has."""
-        async with self._registry_lock:
-            if self._discovers and self._registry_pace.is_due(_REGISTRY_SECONDS):
-                with contextlib.suppress(*UNREADABLE):  # this user may not read it, or the server is away
-                    self._register(await registered_queues(self._client, max_queues=_MOST_QUEUES))
-                self._registry_pace.done()
-        return list(dict.fromkeys([*self._names, *self._registered]))
-
-    def _register(self, found: list[RegisteredQueue]) -> None:
-        """Give each queue of the registry a name to show; one that was named by hand is the same queue."""
-        registered: dict[str, RegisteredQueue] = {}
-        for one in found:
-            if QueueKeys.unchecked(one.name, separator=one.key_separator).pending in self._named_keys:
-                continue
-            is_taken = one.name in registered or one.name in self._names
-            registered[f"{one.name} (separator {one.key_separator})" if is_taken else one.name] = one
-        self._registered = registered
+        return QueueWatch(name, await self._server.open(name))
 
     async def _watch(self, request: Request) -> Watch:
         """Return the watch of the queue, or of the partition, that the address names."""
         name, partition = request.query_params.get("name", ""), request.query_params.get("partition")
-        if not self._discovers and name not in self._names:
+        if not self._server.discovers and name not in self._server.names:
             raise HTTPException(404, "This dashboard does not show that queue.")
         watch = await self._watches.of(name)
         if partition is None:
@@ -247,7 +208,7 @@ class Dashboard:
 
     async def _queues(self, request: Request) -> dict[str, Any]:
         wanted = request.query_params.get("q", "")
-        names = [name for name in await self._known() if wanted.lower() in name.lower()]
+        names = [name for name in await self._server.known() if wanted.lower() in name.lower()]
         watches = await self._watches.look_at(names[:_MOST_QUEUES])
         levels = [watch.headline.level for watch in watches]
         first = _number(request, "first")
@@ -259,7 +220,7 @@ class Dashboard:
             "after": after if after < len(watches) else None,
             "q": wanted,
             "levels": {level: levels.count(level) for level in Level},
-            "discovers": self._discovers,
+            "discovers": self._server.discovers,
         }
 
     async def _queue(self, request: Request) -> Response:
@@ -408,6 +369,13 @@ class Dashboard:
         if not self._access.is_own_form(request, fields.get("csrf", "")):
             raise HTTPException(403, "This form was not sent from a page of this dashboard. Open the page again.")
         return fields
+
+    async def _metrics(self, request: Request) -> Response:
+        """Show the counts of all queues to Prometheus."""
+        from redis_message_queue.metrics.exporter import CONTENT_TYPE, Exporter
+
+        self._exporter = self._exporter or Exporter(self._server)
+        return Response(await self._exporter.scrape(), media_type=CONTENT_TYPE)
 
     # -- log in
 

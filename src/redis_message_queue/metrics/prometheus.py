@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from redis_message_queue.metrics.labels import BoundedLabels
-from redis_message_queue.metrics.stats_poller import STATES, StatsPollers, StatsSample
+from redis_message_queue.metrics.stats_poller import STATES, StatsPoller, StatsPollers, StatsSample
 from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError
 from redis_message_queue.values.events import EventOperation, EventOutcome, QueueEvent
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ImportError as error:
@@ -190,12 +190,34 @@ class StatsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Read each queue once, and return its metrics."""
-        families = _Families()
-        for poller in self._pollers:
-            families.add(poller.sample())
-            for error, count in list(poller.failures.items()):
-                families.failures.add_metric((poller.name, error), count)
-        yield from families.all
+        yield from metrics_of(self._pollers)
+
+
+def metrics_of(pollers: Iterable[StatsPoller]) -> list[Metric]:
+    """Return the metrics of queues, each from a sample of now."""
+    families = _Families()
+    for poller in pollers:
+        families.add(poller.name, poller.sample())
+        for error, count in list(poller.failures.items()):
+            families.failures.add_metric((poller.name, error), count)
+    return list(families.all)
+
+
+def text_of(pollers: Iterable[StatsPoller]) -> bytes:
+    """Return the metrics of queues in the text format of Prometheus."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(metrics_of(pollers)))
+    return generate_latest(registry)
+
+
+class _Collected(Collector):
+    """Metrics that were collected already."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
 
 
 class _Families:
@@ -213,28 +235,33 @@ class _Families:
         self.oldest = gauge(
             "rmq_oldest_pending_seconds", "Age of the oldest pending message, 0 if there is none.", labels=("queue",)
         )
+        self.workers = gauge("rmq_workers", "Number of processes that run a consumer loop.", labels=("queue",))
+        self.paused = gauge("rmq_paused", "Whether the queue is paused.", labels=("queue",))
         self.tenants = gauge("rmq_tenants", "Number of tenants with pending messages.", labels=("queue",))
         self.tenant_pending = gauge(
             "rmq_tenant_pending", "Number of pending messages of a tenant.", labels=("queue", "tenant")
         )
         self.all: tuple[Metric, ...] = (
             *(self.up, self.duration, self.age, self.failures),
-            *(self.messages, self.oldest, self.tenants, self.tenant_pending),
+            *(self.messages, self.oldest, self.workers, self.paused, self.tenants, self.tenant_pending),
         )
 
-    def add(self, sample: StatsSample) -> None:
-        queue = (sample.queue,)
+    def add(self, name: str, sample: StatsSample) -> None:
+        queue = (name,)
         self.up.add_metric(queue, 0 if sample.stats is None else 1)
         self.duration.add_metric(queue, sample.duration_seconds)
         self.age.add_metric(queue, sample.age_seconds)
         if sample.stats is None:
             return
         for state in STATES:
-            self.messages.add_metric((sample.queue, state), getattr(sample.stats, state))
+            self.messages.add_metric((name, state), getattr(sample.stats, state))
         self.oldest.add_metric(queue, sample.stats.oldest_pending_seconds or 0.0)
+        if sample.workers is not None:
+            self.workers.add_metric(queue, sample.workers)
+        self.paused.add_metric(queue, 1 if sample.stats.paused else 0)
         self.tenants.add_metric(queue, sample.stats.tenants)
         for tenant, count in sample.tenants.items():
-            self.tenant_pending.add_metric((sample.queue, tenant), count)
+            self.tenant_pending.add_metric((name, tenant), count)
 
 
 def _check_buckets(buckets: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ from redis_message_queue.process.identity import process
 from redis_message_queue.protocol.event_emitter import log
 from redis_message_queue.sync.runtime import BlockingRuntime
 from redis_message_queue.values.checks import number
-from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError
+from redis_message_queue.values.errors import ConfigurationError, ConfigurationTypeError, NotPermittedError
 from redis_message_queue.values.messages import QueueStats
 
 STATES = ("pending", "processing", "delayed", "completed", "failed", "dead_letters")
@@ -31,6 +32,7 @@ class StatsSample:
     queue: str
     stats: QueueStats | None
     tenants: dict[str, int]
+    workers: int | None  # None if nobody may know, or for a partition
     error: str | None
     duration_seconds: float
     taken_at: float  # monotonic
@@ -91,6 +93,7 @@ class StatsPoller(ABC):
         self.name = _name_of(queue)
         self.failures: dict[str, int] = {}
         self._timeout_seconds = timeout_seconds
+        self._has_workers = self.name == queue._protocol.options.name  # a partition has none of its own
         self._tenant_labels = None if max_tenants is None else BoundedLabels("max_tenants", max_tenants)
         self._error_labels = BoundedLabels("max_exception_types", _MAX_ERROR_TYPES)
 
@@ -98,14 +101,16 @@ class StatsPoller(ABC):
     def sample(self) -> StatsSample:
         """Return the statistics, or the error if they could not be read in time."""
 
-    def _succeeded(self, stats: QueueStats, tenants: dict[str, int], started: float) -> StatsSample:
+    def _succeeded(
+        self, stats: QueueStats, tenants: dict[str, int], workers: int | None, started: float
+    ) -> StatsSample:
         counts = {} if self._tenant_labels is None else self._tenant_labels.sum_by_label(tenants)
         now = time.monotonic()
-        return StatsSample(self.name, stats, counts, None, now - started, now)
+        return StatsSample(self.name, stats, counts, workers, None, now - started, now)
 
     def _failed(self, error: str, started: float) -> StatsSample:
         now = time.monotonic()
-        return StatsSample(self.name, None, {}, error, now - started, now)
+        return StatsSample(self.name, None, {}, None, error, now - started, now)
 
     def _counted(self, sample: StatsSample) -> StatsSample:
         if sample.error is not None:
@@ -137,9 +142,12 @@ class SyncStatsPoller(StatsPoller):
         try:
             stats: QueueStats = self.queue.stats()
             tenants = {} if self._tenant_labels is None else self.queue.tenants(max_tenants=_MAX_TENANTS_READ)
+            workers = None
+            with contextlib.suppress(NotPermittedError):  # rules of before there were entries of workers
+                workers = len(self.queue.workers()) if self._has_workers else None
         except Exception as error:
             return self._failed(type(error).__name__, started)
-        return self._succeeded(stats, tenants, started)
+        return self._succeeded(stats, tenants, workers, started)
 
 
 class _ReadThread:
@@ -177,22 +185,30 @@ class AsyncStatsPoller(StatsPoller):
     def sample(self) -> StatsSample:
         return self._latest
 
+    @property
+    def has_failed(self) -> bool:
+        return self._latest.error is not None
+
     async def run(self) -> None:
         """Read until the task is cancelled."""
         while True:
-            await self._read()
+            await self.read(self._timeout_seconds)
             await asyncio.sleep(self._interval_seconds)
 
-    async def _read(self) -> None:
+    async def read(self, timeout_seconds: float) -> None:
+        """Read once, within a time limit."""
         started = time.monotonic()
+        workers = None
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout(timeout_seconds):
                 stats: QueueStats = await self.queue.stats()
                 tenants = {} if self._tenant_labels is None else await self.queue.tenants(max_tenants=_MAX_TENANTS_READ)
+                with contextlib.suppress(NotPermittedError):
+                    workers = len(await self.queue.workers()) if self._has_workers else None
         except Exception as error:
             self._latest = self._counted(self._failed(type(error).__name__, started))
         else:
-            self._latest = self._succeeded(stats, tenants, started)
+            self._latest = self._succeeded(stats, tenants, workers, started)
 
 
 def _name_of(queue: Any) -> str:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
-import sys
-import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from redis_message_queue.cli.page_server import METRICS_TYPE, PageServer
 from redis_message_queue.cli.worker.activity import DURATION_BUCKETS
 
-MOST_CONNECTIONS = 32  # the oldest gives way to one more
 READY_SECONDS = 10.0  # a worker is not ready if a process hangs, or has not reached Redis, for longer than this
 
 
@@ -75,29 +70,13 @@ class Health:
         return found
 
 
-class HealthServer:
-    """Serves the three pages in threads of its own, until it is closed."""
+class HealthServer(PageServer):
+    """Serves the three pages of a worker."""
 
     def __init__(self, host: str, port: int, look: Callable[[], Health], limit_seconds: float) -> None:
         self._look, self._limit = look, limit_seconds
         pages = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
-
-        class Handler(_Handler):
-            answers = pages
-
-        self._server = _Server((host, port), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="rmq-worker-health", daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(host, port, pages, name="rmq-worker")
 
     def _healthz(self) -> tuple[bool, str, str]:
         health = self._look()
@@ -108,74 +87,13 @@ class HealthServer:
         return _document(health, [] if health.is_ready else ["not all processes run and reach Redis"])
 
     def _metrics(self) -> tuple[bool, str, str]:
-        return True, "text/plain; version=0.0.4; charset=utf-8", "".join(metrics(self._look()))
+        return True, METRICS_TYPE, "".join(metrics(self._look()))
 
 
 def _document(health: Health, troubles: list[str]) -> tuple[bool, str, str]:
     status = "failing" if troubles else "stopping" if health.stopping else "ok"
     facts = {"status": status, "troubles": troubles, "processes": [one.to_dict() for one in health.processes]}
     return not troubles, "application/json", json.dumps(facts) + "\n"
-
-
-class _Server(ThreadingHTTPServer):
-    """Keeps a few connections: slow clients must neither lock out a probe nor take the supervisor's descriptors."""
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, *arguments: Any) -> None:
-        self._open: deque[socket.socket] = deque()
-        self._changing = threading.Lock()
-        super().__init__(*arguments)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._changing:
-            self._open.append(request)
-            if len(self._open) > MOST_CONNECTIONS:
-                with contextlib.suppress(OSError):  # its thread sees the end, and closes it
-                    self._open.popleft().shutdown(socket.SHUT_RDWR)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._changing, contextlib.suppress(ValueError):
-            self._open.remove(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that went away: that is no mistake of the worker."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """One request."""
-
-    answers: dict[str, Callable[[], tuple[bool, str, str]]]
-    timeout = 5.0  # for a client that connects and says nothing
-    server_version, sys_version = "rmq-worker", ""
-
-    def do_GET(self) -> None:
-        answer = self.answers.get(self.path.partition("?")[0])
-        if answer is None:
-            self._send(404, "text/plain", "the pages are /healthz, /readyz and /metrics\n")
-        else:
-            good, kind, text = answer()
-            self._send(200 if good else 503, kind, text)
-
-    do_HEAD = do_GET
-
-    def _send(self, status: int, kind: str, text: str) -> None:
-        body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: a probe comes every few seconds."""
 
 
 # Metrics, in the text format of Prometheus
