@@ -11,6 +11,7 @@ from redis_message_queue.cli.exit_status import ExitStatus
 from redis_message_queue.cli.stats import QueueCounts, StatsWatch, sparkline
 from redis_message_queue.cli.stop_signals import StopSignals
 from tests.cli.terminal import Terminal
+from tests.workers import connect_worker
 
 pytestmark = pytest.mark.topic("Command line")
 
@@ -27,6 +28,25 @@ def test_it_counts_each_place(rmq, queue):
     (row,) = rmq("stats", "orders", "--json").documents
     assert (row["queue"], row["pending"], row["delayed"], row["dead_letters"]) == ("orders", 3, 1, 0)
     assert row["oldest_pending_seconds"] >= 0
+
+
+@pytest.mark.promise("`rmq stats` says how many workers are connected, and when they last claimed.")
+def test_it_says_who_works_on_the_queue(rmq, queue, text_client):
+    assert "orders: no worker is connected" in rmq("stats", "orders").err
+    assert queue.process_message_callback(len)  # which knows of no claim without a journal
+    connect_worker(text_client, queue, claimed_ago=200)
+    ended = rmq("stats", "orders")
+    assert "orders: 1 worker connected, the last claim 3 min ago" in ended.err
+    (row,) = rmq("stats", "orders", "--json").documents
+    assert row["workers"] == 1
+    message = queue.process_messages(1)
+    with message:
+        assert "orders: 1 worker, busy for 3 min" in rmq("stats", "orders").err
+    text_client.delete(queue.key.connected_workers)
+    journaled = RedisMessageQueue("journaled", client=text_client, journal=True)
+    journaled.publish("m")
+    assert journaled.process_message_callback(len)
+    assert "no registered worker, but messages are being claimed" in rmq("stats", "journaled").err
 
 
 def test_the_age_of_the_oldest_can_be_left_out(rmq, queue):

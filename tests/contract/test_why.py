@@ -1,7 +1,6 @@
 """`why()` explains in one sentence why a message is not done, or what became of it."""
 
 import asyncio
-import json
 import re
 import time
 from typing import Any
@@ -12,21 +11,12 @@ from redis_message_queue import ConfigurationError, Explanation, RetryPolicy
 from redis_message_queue.testing import fast_forward
 from tests.contract.loops import Crossing, running
 from tests.contract.shells import Awaited, Shell, claim_and_die
+from tests.workers import connect_worker
 
 pytestmark = pytest.mark.topic("Operator tools")
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
 AGE = r"[\d.]+ (ms|s|min)"
-
-
-def connect_worker(shell: Shell, queue: Any, *, claimed_ago: float | None = None) -> None:
-    """Write the entry of a worker."""
-    seconds, microseconds = shell.redis.time()
-    now = seconds * 1_000_000 + microseconds
-    told = {"process": "ab" * 8, "name": None, "host": "host7", "pid": 4711, "version": "0.1.0", "concurrency": 1}
-    claimed = 0 if claimed_ago is None else now - int(claimed_ago * 1e6)
-    key = queue.queue.partition(0).key.connected_workers
-    shell.redis.zadd(key, {f"{now - 300_000_000} {claimed} {json.dumps(told)}": now + 30_000_000})
 
 
 async def succeed(message: Any) -> None:
@@ -65,7 +55,7 @@ async def test_a_message_that_waits_is_explained(shell: Shell, partitions: int) 
     await check(queue, third, "no_worker", f"no worker is connected; {behind}", ahead=2, workers=0)
     await check(queue, second, "no_worker", "no worker is connected; it waits behind 1 message of tenant acme")
     await check(queue, first, "no_worker", "no worker is connected; it is the next message of tenant acme")
-    connect_worker(shell, queue, claimed_ago=40)
+    connect_worker(shell.redis, queue.queue, claimed_ago=40)
     await check(queue, third, "waiting", f"{behind}; 1 worker connected, the last claim 4. s ago", workers=1)
     await Awaited(queue).pause(tenant="acme")
     await check(queue, third, "tenant_paused", f"tenant acme is paused since {TIME}, for {AGE}; {behind}")

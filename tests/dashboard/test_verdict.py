@@ -9,7 +9,7 @@ from redis_message_queue.dashboard.rates import rates_of_journal, rates_of_recor
 from redis_message_queue.dashboard.sample import GroupLag, HeldLease, Sample
 from redis_message_queue.dashboard.text import payload_views, points, rate
 from redis_message_queue.dashboard.verdict import Level, findings
-from redis_message_queue.values.messages import MessageRecord, QueueStats
+from redis_message_queue.values.messages import ConnectedWorker, MessageRecord, QueueStats
 from redis_message_queue.values.wording import age, one_line
 
 NOW = 1_900_000_000.0
@@ -70,7 +70,7 @@ def test_nobody_consumes():
     history = [sample(NOW - 30 + step, pending=7, oldest=240 - 30 + step) for step in range(0, 31, 2)]
     assert verdict(*history) == (
         Level.STUCK,
-        "7 messages waiting, the oldest for 4 min, and none in flight, and no consumer claimed one in the last 30 s.",
+        "7 messages waiting, the oldest for 4 min, and none in flight: no worker is connected.",
     )
 
 
@@ -80,6 +80,71 @@ def test_handlers_that_hang():
     level, text = verdict(*history)
     assert level is Level.STUCK
     assert "no consumer claimed a message in the last 1 min: the same 2 stay in flight" in text
+
+
+def worker(number: int, claimed_ago: float | None, *, at: float = NOW) -> ConnectedWorker:
+    return ConnectedWorker(
+        consumer=f"packer@host7:{number}",
+        host="host7",
+        pid=number,
+        version="0.1.0",
+        concurrency=1,
+        since=datetime.fromtimestamp(at - 3_600, UTC),
+        last_claim=None if claimed_ago is None else datetime.fromtimestamp(at - claimed_ago, UTC),
+    )
+
+
+@pytest.mark.promise("The dashboard knows who works on a queue, also while it waits, and says when nobody does.")
+@pytest.mark.parametrize(
+    ("workers", "processing", "claim_at", "level", "text"),
+    [
+        (
+            [],
+            0,
+            None,
+            Level.STUCK,
+            "7 messages waiting, the oldest for 5 min, and none in flight: no worker is connected.",
+        ),
+        ([], 0, NOW - 70, Level.STUCK, "and none in flight: no worker is connected."),
+        ([], 0, NOW - 40, Level.WARNING, "none in flight: no registered worker, but messages are being claimed."),
+        ([], 2, NOW - 70, Level.STUCK, "the same 2 stay in flight; no worker is connected."),
+        ([], 2, NOW - 40, Level.WARNING, "although 2 are in flight."),
+        ([240, 300, 250], 3, None, Level.STUCK, "the same 3 stay in flight; 3 workers, all busy for 4 min."),
+        ([240], 1, None, Level.STUCK, "the same 1 stay in flight; 1 worker, busy for 4 min."),
+        ([240, 3], 2, None, Level.WARNING, "although 2 are in flight."),
+        ([240], 1, NOW - 20, Level.WARNING, "although 1 are in flight."),
+        ([70, None], 0, None, Level.STUCK, "none in flight: 2 workers connected, the last claim 1 min ago."),
+        ([None], 0, None, Level.STUCK, "none in flight: 1 worker connected, and none has claimed a message yet."),
+    ],
+)
+def test_the_verdict_knows_the_workers(workers, processing, claim_at, level, text):
+    """What waits stands still, unless somebody was seen to claim."""
+    ago = {f"{number:016x}": worker(number, one) for number, one in enumerate(workers)}
+    usual: dict[str, Any] = {"pending": 7, "processing": processing, "oldest": 300.0}
+    history = [sample(NOW - 120 + step, **usual) for step in range(0, 120, 2)]
+    if claim_at is not None:
+        before = [sample(one.at, **usual | {"pending": 8}) for one in history if one.at < claim_at]
+        history[: len(before)] = before
+    found = verdict(*history, sample(NOW, workers=ago, **usual))
+    assert found[0] is level, found
+    assert found[1].endswith(text), found
+
+
+@pytest.mark.promise("The dashboard says when a worker that was killed still holds messages.")
+def test_a_killed_worker_is_noticed_when_its_entry_expires():
+    """Not when its leases end."""
+    process = (lease(7, 0).process, worker(7, 5.0))
+    held = (lease(7, NOW + 250), lease(7, NOW + 260))
+    connected = sample(NOW - 20, processing=2, leases=held, workers=dict([process]))
+    assert verdict(connected)[0] is Level.WORKING
+    level, text = verdict(
+        connected, sample(NOW - 10, processing=2, leases=held), sample(NOW, processing=2, leases=held)
+    )
+    assert (level, text.partition(" ")[2]) == (
+        Level.WARNING,
+        "is gone and holds 2 messages: the first lease ends in 4 min.",
+    )
+    assert verdict(connected, sample(NOW, processing=2, leases=held, workers=dict([process])))[0] is Level.WORKING
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def stats(
         ),
     ] = True,
 ) -> ExitStatus | None:
-    """Show how many messages are pending, in processing and so on, how long the oldest has waited, and what is paused.
+    """Show how many messages are where, how long the oldest has waited, what is paused, and who works on the queue.
 
     With --watch the table is updated in place: counts, their change per second, the age of the oldest pending message,
     and a sparkline of the last samples. Without a terminal, or with --json, each sample is one line of JSON for each
@@ -79,6 +79,8 @@ def stats(
             found = {name: one for name, one in _counts(queues, oldest).items() if _is_known(queues[name], one)}
             if found:
                 output.table([{"queue": name} | one for name, one in found.items()])
+            for name in () if output.json else found:
+                output.say(f"{printable(name)}: {finish(queues[name]._protocol.operator.about_workers())}")
             for name in (one for one in queues if one not in found):
                 say(f"{printable(name)}: no queue of this name here ({queue.shown_url})")
             return None if len(found) == len(queues) else ExitStatus.FAILED
@@ -95,7 +97,9 @@ def stats(
 
 
 def _counts(queues: Mapping[str, RedisMessageQueue], oldest: bool) -> Counts:
-    return {name: to_dict(queue.stats(oldest=oldest)) for name, queue in queues.items()}
+    return {
+        name: to_dict(queue.stats(oldest=oldest)) | {"workers": len(queue.workers())} for name, queue in queues.items()
+    }
 
 
 def _is_known(queue: RedisMessageQueue, counts: Mapping[str, Any]) -> bool:

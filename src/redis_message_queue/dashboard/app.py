@@ -265,6 +265,9 @@ class Dashboard:
         if record is None and not history.steps:
             raise HTTPException(404, f"No such message among the first {SEARCHED_MESSAGES:,} of each list.")
         lease = next((one for one in watch.now.leases if one.id == message_id), None) if watch.now else None
+        why = ""
+        with contextlib.suppress(*UNREADABLE):  # this user may not read journals: the page tells the rest
+            why = (await watch.queue.why(message_id)).sentence
         return self._render(
             request,
             "message.html",
@@ -274,6 +277,7 @@ class Dashboard:
             record=record or MessageRecord(payload=None),
             part=watch.parts[number] if watch.partitions else None,
             lease=lease,
+            why=why,
             history=history,
             views=text.payload_views(record.payload) if record else [],
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -19,9 +20,10 @@ from redis_message_queue.protocol.operate.pages import (
     scanned_pairs,
 )
 from redis_message_queue.protocol.operate.record_pairs import pair, record_of, record_of_stored
+from redis_message_queue.protocol.operate.workers import MOST_WORKERS, in_order, merged_workers
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.envelope import tenant_text
-from redis_message_queue.values.messages import MessageRecord, QueueStats, moment
+from redis_message_queue.values.messages import ConnectedWorker, MessageRecord, QueueStats, moment
 
 LEASES = 100  # that end first: one look reads no more
 RECORDS = 20  # the newest of each list
@@ -44,6 +46,10 @@ class HeldLease:
     @property
     def id(self) -> str:
         return self.token[: envelope.ID_BYTES].hex()
+
+    @property
+    def process(self) -> str:
+        return envelope.process_of(self.token).hex()
 
     @property
     def consumer(self) -> str:
@@ -98,11 +104,18 @@ class Sample:
     paused_tenants: int = 0
     schedules: int = 0
     next_tick_at: float | None = None  # of all schedules
+    workers: Mapping[str, ConnectedWorker] = field(default_factory=dict)  # by what tokens say of their processes
+    lost: frozenset[str] = frozenset()  # processes that were connected and still hold messages
     saw_claim: bool = False  # whether somebody has claimed a message since the sample before
 
     @property
     def oldest_seconds(self) -> float | None:
         return self.stats.oldest_pending_seconds
+
+    @property
+    def connected(self) -> list[ConnectedWorker]:
+        """The workers that have run longest first."""
+        return in_order(self.workers)
 
     def with_oldest(self, seconds: float | None) -> Sample:
         return replace(self, stats=replace(self.stats, oldest_pending_seconds=seconds))
@@ -123,11 +136,13 @@ class Sample:
             else group
             for group in self.groups
         )
-        return replace(self, saw_claim=saw_claim, groups=groups)
+        holding = {one.process for one in self.leases}
+        lost = frozenset(holding.intersection((*before.workers, *before.lost)) - self.workers.keys())
+        return replace(self, saw_claim=saw_claim, groups=groups, lost=lost)
 
     def without_messages(self) -> Sample:
         """Return what the history keeps: a thousand queues must fit into memory."""
-        return replace(self, leases=(), dead_letters=(), failed=(), groups=())
+        return replace(self, leases=(), dead_letters=(), failed=(), groups=(), workers={})
 
 
 class Sampler:
@@ -154,6 +169,7 @@ class Sampler:
             (paused, paused_tenants),
             schedules,
             tick,
+            entries,
             (partitions,),
         ) = await self.pages.send(
             ("TIME",),
@@ -166,6 +182,7 @@ class Sampler:
             ("HMGET", key.meta, "paused", "paused_tenants"),
             ("ZCARD", key.schedules),
             ("ZRANGE", key.schedules, 0, 0, "WITHSCORES"),
+            ("ZRANGE", key.connected_workers, -MOST_WORKERS, -1, "WITHSCORES"),
             ("HMGET", key.counted, "partitions"),
         )
         refuse_other_count(partitions, self._partitions)
@@ -191,6 +208,7 @@ class Sampler:
             paused_tenants=_number(paused_tenants),
             schedules=schedules,
             next_tick_at=float(members_with_scores(tick)[0][1]) / 1e6 if tick else None,
+            workers=merged_workers(one for one, expires in members_with_scores(entries) if float(expires) > at * 1e6),
         )
 
     async def details(self, before: QueueDetails, sample: Sample) -> QueueDetails:

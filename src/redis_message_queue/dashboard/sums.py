@@ -34,6 +34,7 @@ def summed_sample(parts: Sequence[Sample]) -> Sample:
         paused_tenants=max(one.paused_tenants for one in parts),
         schedules=sum(one.schedules for one in parts),
         next_tick_at=_first(one.next_tick_at for one in parts),
+        workers={process: one for part in parts for process, one in part.workers.items()},
         saw_claim=any(one.saw_claim for one in parts),
     )
 

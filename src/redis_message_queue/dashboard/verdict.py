@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from redis_message_queue.dashboard.sample import LEASES, RECORDS, Sample
+from redis_message_queue.protocol.operate.workers import CLAIM_SECONDS, about_workers, seconds_since_claim
 from redis_message_queue.values.messages import MessageRecord
 from redis_message_queue.values.wording import age, count, messages, one_line
 
 _LATE_SECONDS = 5.0  # a consumer takes over what is due within milliseconds; a busy one within a lease renewal
 _WAITING_SECONDS = 10.0  # a message that nobody claims for so long is stuck, if nothing else is in flight
+_ENTRY_SECONDS = 12.0  # so old an entry of a worker may be
 _QUIET_SECONDS = 60.0  # without a claim, while messages wait
 _SLOW_SECONDS = 300.0  # a wait that is worth a warning although consumers work
 _RECENT_SECONDS = 300.0  # failures younger than this are news
@@ -53,7 +55,7 @@ def findings(history: Sequence[Sample], among: Sequence[Sample] | None = None) -
 
     For a partition, ``among`` has the samples of the whole queue: its consumers serve other partitions meanwhile.
     """
-    stuck = list(_paused(history[-1]) or _stuck(history, among or history))
+    stuck = list(_paused(history[-1]) or _stuck(history, history if among is None else among))
     slow = [] if stuck and stuck[0].level <= Level.WARNING else _slow(history, among or history)  # that says it better
     found = sorted((*stuck, *slow, *_failures(history[-1])), key=lambda one: one.level)
     if not found or found[0].level > Level.WARNING:
@@ -77,6 +79,8 @@ def _paused(now: Sample) -> list[Finding]:
 
 
 _START = "Start a consumer of this queue."
+_CONNECTED = "Look at the logs of these workers: other queues keep them busy, or they cannot claim here."
+_SLOW_HANDLERS = "Handlers are slow or hang. Look at what they hold, and at the logs of these consumers."
 
 
 def _stuck(history: Sequence[Sample], among: Sequence[Sample]) -> Iterator[Finding]:
@@ -92,8 +96,13 @@ def _stuck(history: Sequence[Sample], among: Sequence[Sample]) -> Iterator[Findi
             f"The consumer that claimed {them} has crashed or is cut off. {_START}",
             "processing",
         )
+    if among is history:
+        yield from _lost(now)
     waiting, oldest, quiet = now.stats.pending, now.oldest_seconds or 0.0, _quiet_seconds(among)
-    in_flight = among[-1].stats.processing
+    in_flight, workers = among[-1].stats.processing, among[-1].workers.values()
+    seen = _seconds_since_seen_claim(among)
+    claims_seen = seen is not None and seen < CLAIM_SECONDS
+    who = about_workers(workers, among[-1].at, busy=in_flight > 0, claims_seen=claims_seen)
     if now.paused_tenants:
         are = "tenant is" if now.paused_tenants == 1 else "tenants are"
         yield Finding(
@@ -104,19 +113,18 @@ def _stuck(history: Sequence[Sample], among: Sequence[Sample]) -> Iterator[Findi
             "tenants",
         )
     elif waiting and not in_flight and oldest >= _WAITING_SECONDS:
-        seen = f", and no consumer claimed one in the last {age(quiet)}" if quiet >= _LATE_SECONDS else ""
         yield Finding(
-            Level.STUCK,
-            f"{messages(waiting)} waiting, the oldest for {age(oldest)}, and none in flight{seen}.",
-            f"No consumer seems to run. {_START}",
+            Level.WARNING if claims_seen and not workers else Level.STUCK,
+            f"{messages(waiting)} waiting, the oldest for {age(oldest)}, and none in flight: {who}.",
+            _CONNECTED if workers else _START,
             "pending",
         )
     elif waiting and quiet >= _QUIET_SECONDS and not overdue:
         yield Finding(
             Level.STUCK,
             f"Oldest waiting {age(oldest)}, and no consumer claimed a message in the last {age(quiet)}: "
-            f"the same {count(in_flight)} stay in flight.",
-            "Handlers are slow or hang. Look at what they hold, and at the logs of these consumers.",
+            f"the same {count(in_flight)} stay in flight; {who}.",
+            _SLOW_HANDLERS if workers else f"Their consumers have crashed or hang. {_START}",
             "processing",
         )
     yield from _overdue(now)
@@ -130,6 +138,22 @@ def _stuck(history: Sequence[Sample], among: Sequence[Sample]) -> Iterator[Findi
                 "If their consumers have crashed, nothing returns them: purge the orphans.",
                 "processing",
             )
+
+
+def _lost(now: Sample) -> Iterator[Finding]:
+    """Workers that are gone, and whose messages wait for the end of their leases."""
+    held = [lease for lease in now.leases if lease.process in now.lost and lease.ends_at > now.at]
+    if held:
+        names = sorted({lease.consumer for lease in held})
+        who = one_line(names[0], 80) if len(names) == 1 else f"{count(len(names))} workers"
+        has = "is gone and holds" if len(names) == 1 else "are gone and hold"
+        first = "its lease ends" if len(held) == 1 else "the first lease ends"
+        yield Finding(
+            Level.WARNING,
+            f"{who} {has} {messages(len(held))}: {first} in {age(held[0].ends_at - now.at)}.",
+            "It was killed or is cut off. Another consumer gets its messages when their leases end.",
+            "processing",
+        )
 
 
 def _overdue(now: Sample) -> Iterator[Finding]:
@@ -227,13 +251,26 @@ def _calm(now: Sample) -> Finding:
 
 
 def _quiet_seconds(history: Sequence[Sample]) -> float:
-    """Return for how long nobody was seen to claim a message, while messages waited."""
-    since = history[-1].at
+    """Return for how long nobody claimed a message while messages waited, as far as that is known.
+
+    By when a connected worker last claimed, or by what was seen if somebody was seen to claim after that.
+    """
+    now = history[-1]
+    since = now.at
     for before, after in zip(reversed(history[:-1]), reversed(history[1:]), strict=True):
         if not before.stats.pending or after.saw_claim:
             break
         since = before.at
-    return history[-1].at - since
+    quiet, seen = now.at - since, _seconds_since_seen_claim(history)
+    idle = seconds_since_claim(now.workers.values(), now.at)
+    if idle is None or (seen is not None and seen < idle - _ENTRY_SECONDS):
+        return quiet
+    return min(idle, now.oldest_seconds or 0.0)
+
+
+def _seconds_since_seen_claim(history: Sequence[Sample]) -> float | None:
+    """Return how long ago somebody was seen to claim, None if that was not seen."""
+    return next((history[-1].at - one.at for one in reversed(history) if one.saw_claim), None)
 
 
 def _seconds_since(record: MessageRecord, at: float) -> float:

@@ -11,6 +11,7 @@ from redis_message_queue.protocol.operate.cancel import CancelOutcome
 from redis_message_queue.protocol.operate.growth import Grower
 from redis_message_queue.protocol.operate.part_operator import PartOperator
 from redis_message_queue.protocol.operate.why import Explainer
+from redis_message_queue.protocol.operate.workers import about_workers
 from redis_message_queue.values.checks import whole_number
 from redis_message_queue.values.errors import JournalError, LuaScriptError, PartitionCountError
 from redis_message_queue.values.messages import (
@@ -59,6 +60,15 @@ class Operator:
         """Return the processes that work on the queue, which say so in its first part."""
         await self._check()
         return await self._operators[0].workers.connected(max_workers)
+
+    async def about_workers(self) -> str:
+        """Return what there is to say about the connected workers."""
+        counts = await self.stats(False)
+        first = self._operators[0]
+        now_us = await first.pages.server_time()
+        workers = await first.workers.by_process(now_us)
+        seen = not workers and any([await one.workers.saw_claim(now_us / 1e6) for one in self._operators])
+        return about_workers(workers.values(), now_us / 1e6, busy=counts.processing > 0, claims_seen=seen)
 
     async def tenant_length(self, tenant: str) -> int:
         return sum(await self._of_each(lambda one: one.reader.tenant_length(tenant)))

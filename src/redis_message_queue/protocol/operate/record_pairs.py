@@ -100,6 +100,12 @@ def record_of(one: RecordPair, *, decode: bool, names: Mapping[bytes, str] = _NO
     )
 
 
+def single_record(stored: bytes) -> MessageRecord | None:
+    """Return what a record tells without its payload; None for what another program wrote."""
+    record = _read(stored)
+    return None if record is None else record_of(RecordPair(None, -1, record, 0), decode=True)
+
+
 def _consumer(record: dict[str, Any], names: Mapping[bytes, str]) -> str | None:
     """Return who held the message last: it wrote its name, or a claim has found its lease."""
     name = headers.text_of(record.get("consumer"))

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from redis_message_queue.protocol.operate.pages import PAGE, PageReader, members_with_scores
+from redis_message_queue.protocol.operate.pages import PAGE, members_with_scores
 from redis_message_queue.protocol.operate.part_operator import PartOperator
-from redis_message_queue.protocol.operate.record_pairs import pair, record_of
+from redis_message_queue.protocol.operate.record_pairs import single_record
 from redis_message_queue.protocol.operate.trace import JournalPart, Location, check_id
-from redis_message_queue.protocol.operate.workers import about_workers, seconds_since_claim
+from redis_message_queue.protocol.operate.workers import CLAIMS, about_workers, seconds_of
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.envelope import process_of, tenant_text
 from redis_message_queue.stored.scripts import constant
@@ -20,11 +20,8 @@ from redis_message_queue.values.wording import age, count, one_line, when
 
 MOST_MESSAGES = 10_000  # that are counted before a message, records and entries of the journal that are searched
 _MOST_BYTES = 32 * 1024 * 1024
-_CLAIM_SECONDS = 60.0  # so long ago somebody must have claimed, if no worker is connected
-_NEWEST = 10  # entries of a journal that are asked whether somebody claims
 _HOLDERS = 1_000  # leases among which those of a tenant are searched
 _PARKED = constant("places", "PARKED")
-_CLAIMS = ("claimed", "reclaimed")
 # The events that end a message: the word for programs, and what a sentence says.
 _ENDS = {
     "acked": ("acknowledged", "it was acknowledged"),
@@ -140,20 +137,17 @@ class Explainer:
         now_us = int(seconds) * 1_000_000 + int(microseconds)
         workers = await self._operators[0].workers.by_process(now_us)
         at = now_us / 1e6
-        claimed = seconds_since_claim(workers.values(), at)
-        claims_seen = claimed is not None and claimed < _CLAIM_SECONDS
-        if not workers:
-            claims_seen = any([await _saw_claim(one.pages, at) for one in self._operators])
+        saw_claims = not workers and any([await one.workers.saw_claim(at) for one in self._operators])
         return Surroundings(
             at=at,
-            paused_at=_seconds(paused),
-            tenant_paused_at=_seconds(tenant_paused) if tenant else None,
+            paused_at=seconds_of(paused),
+            tenant_paused_at=seconds_of(tenant_paused) if tenant else None,
             turn=None if turn is None else float(turn),
             before=before or 0,
             returned=returned,
             processing=processing,
             workers=workers,
-            claims_seen=claims_seen,
+            claims_seen=saw_claims,
         )
 
     # -- in the queue
@@ -210,7 +204,7 @@ class Explainer:
         if not held:
             return ""
         token, ends = held[0]
-        claimed = _last(await _history(part, token[: envelope.ID_BYTES].hex()), _CLAIMS)
+        claimed = _last(await _history(part, token[: envelope.ID_BYTES].hex()), CLAIMS)
         since = "" if claimed is None or claimed.at is None else f"for {age(around.since(claimed.at.timestamp()))}, "
         return since + _lease_words(around, token, ends, "leases" if len(held) > 1 else "its lease")
 
@@ -229,7 +223,7 @@ class Explainer:
             reason = stopped.sentence if stopped else around.about_workers
             text = f"its lease ended{ended}, and no consumer has claimed it again: {reason}"
             return Answer("lease_ended", text, {"consumer": record.consumer})
-        claimed = _last(history, _CLAIMS)
+        claimed = _last(history, CLAIMS)
         since = claimed.at.timestamp() if claimed is not None and claimed.at is not None else None
         for_long = "has it" if since is None else f"has had it for {age(around.since(since))}"
         facts: dict[str, Any] = {"consumer": record.consumer}
@@ -275,7 +269,7 @@ class Explainer:
         )
         if last.event in _ENDS:
             cause, text = _ENDS[last.event]
-            claimed = _last(history, _CLAIMS)
+            claimed = _last(history, CLAIMS)
             consumer = last.consumer or (claimed.consumer if claimed else None)
             by = f" by {one_line(consumer, 80)}" if consumer and cause == "acknowledged" else ""
             of = f" of {last.details['of']}" if "of" in last.details else ""
@@ -283,7 +277,7 @@ class Explainer:
             because = f" because of {one_line(why)}" if why and cause in ("failed", "dead_letter") else ""
             facts |= {"consumer": consumer}
             return Answer(cause, f"{text}{of}{by} at {when(last.at)}{because}", facts)
-        if not is_whole and last.event not in _CLAIMS:
+        if not is_whole and last.event not in CLAIMS:
             around = await self._look_around(part, (last.tenant or "").encode("utf-8", "surrogateescape"))
             name = one_line(last.tenant) if last.tenant else None
             behind = _behind(name, f"more than {count(MOST_MESSAGES)}", MOST_MESSAGES, around)
@@ -292,7 +286,7 @@ class Explainer:
             cause = stopped.cause if stopped else "no_worker" if around.is_deserted else "waiting"
             return Answer(cause, f"{behind}; {reason}", facts)
         text = f"it is not in the queue, and the last that the journal tells is {last.event} at {when(last.at)}"
-        hint = ": a streaming query may hold it" if last.event in _CLAIMS else ""
+        hint = ": a streaming query may hold it" if last.event in CLAIMS else ""
         return Answer("unknown", text + hint, facts)
 
 
@@ -358,20 +352,6 @@ def _last(history: Sequence[TraceEntry], events: Iterable[str]) -> TraceEntry | 
     return next((entry for entry in reversed(history) if entry.event in events), None)
 
 
-async def _saw_claim(pages: PageReader, at: float) -> bool:
-    """Whether the journal, or the newest record of a list, tells of a claim in the last minute."""
-    keys = pages.keys
-    lists = [records for _, records in keys.terminal_lists.values()]
-    entries, *newest = await pages.send(
-        ("XREVRANGE", keys.journal, "+", "-", "COUNT", _NEWEST), *(("LRANGE", one, 0, 0) for one in lists)
-    )
-    fields = [dict(zip(words[::2], words[1::2], strict=False)) for _, words in entries]
-    times = [_seconds(one.get(b"at")) for one in fields if one.get(b"event", b"").decode("latin-1") in _CLAIMS]
-    for records in newest:
-        times += [one.claimed_at.timestamp() for one in map(_record, records) if one and one.claimed_at]
-    return any(one is not None and at - one < _CLAIM_SECONDS for one in times)
-
-
 async def _recorded(part: PartOperator, message_id: str) -> Answer | None:
     """Say how a message ended, by the lists of those that have."""
     wanted = f'"{message_id}"'.encode()
@@ -379,7 +359,7 @@ async def _recorded(part: PartOperator, message_id: str) -> Answer | None:
         for first in range(0, MOST_MESSAGES, PAGE):
             page = await part.pages.read_list(key, "left", first, PAGE)
             for stored in page:
-                record = _record(stored) if wanted in stored else None
+                record = single_record(stored) if wanted in stored else None
                 if record is not None and record.id == message_id:
                     return _of_record(kind, record)
             if len(page) < PAGE:
@@ -399,10 +379,6 @@ def _of_record(kind: str, record: MessageRecord) -> Answer:
     return Answer(cause, f"{text}{ended}{by}{because}", _facts_of(record))
 
 
-def _record(stored: bytes) -> MessageRecord | None:
-    return next((record_of(one, decode=True) for one in pair([], [stored], whole=True) if one.record), None)
-
-
 def _reason(reason: str | None) -> str:
     """Return a reason as a sentence says it; '' for one that says no more than its list."""
     return "" if reason in (None, "failed", "completed") else _REASONS.get(reason, one_line(reason))
@@ -412,13 +388,6 @@ def _facts_of(record: MessageRecord) -> dict[str, Any]:
     """Return what is known of the message, without its payload."""
     names = ("state", "tenant", "delivery_count", "published_at", "finished_at", "consumer", "reason", "error_type")
     return {name: value for name in names if (value := getattr(record, name)) is not None}
-
-
-def _seconds(microseconds: bytes | None) -> float | None:
-    """Return a time in seconds; None without one, and for what another program wrote."""
-    if not microseconds or not microseconds.isdigit() or len(microseconds) > 18:
-        return None
-    return int(microseconds) / 1e6
 
 
 def _ordinal(number: int) -> str:

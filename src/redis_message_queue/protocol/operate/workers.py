@@ -8,10 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from redis_message_queue.protocol.operate.pages import PageReader, check_count
+from redis_message_queue.protocol.operate.record_pairs import single_record
 from redis_message_queue.values.messages import ConnectedWorker, moment
 from redis_message_queue.values.wording import age, count
 
 MOST_WORKERS = 1_000
+CLAIMS = ("claimed", "reclaimed")  # the events of a journal
+CLAIM_SECONDS = 60.0  # if nobody has claimed for so long, and no worker is connected, nobody works
+_NEWEST = 10  # entries of a journal that are asked whether somebody claims
 _BUSY_SECONDS = 15.0  # without a claim: an entry may be ten seconds old
 _TEXTS, _NUMBERS = ("host", "version"), ("pid", "concurrency")
 
@@ -33,6 +37,26 @@ class WorkerReader:
         key = self._pages.keys.connected_workers
         (entries,) = await self._pages.send(("ZRANGE", key, f"({now_us}", "+inf", "BYSCORE", "LIMIT", 0, max_workers))
         return merged_workers(entries)
+
+    async def saw_claim(self, at: float) -> bool:
+        """Return whether the journal, or the newest record of a list, tells of a claim in the last minute."""
+        keys = self._pages.keys
+        lists = [records for _, records in keys.terminal_lists.values()]
+        entries, *newest = await self._pages.send(
+            ("XREVRANGE", keys.journal, "+", "-", "COUNT", _NEWEST), *(("LRANGE", one, 0, 0) for one in lists)
+        )
+        fields = [dict(zip(words[::2], words[1::2], strict=False)) for _, words in entries]
+        times = [seconds_of(one.get(b"at")) for one in fields if one.get(b"event", b"").decode("latin-1") in CLAIMS]
+        for record in (single_record(stored) for records in newest for stored in records):
+            times += [record.claimed_at.timestamp()] if record and record.claimed_at else []
+        return any(one is not None and at - one < CLAIM_SECONDS for one in times)
+
+
+def seconds_of(microseconds: bytes | None) -> float | None:
+    """Return a time in seconds; None without one, and for what another program wrote."""
+    if not microseconds or not microseconds.isdigit() or len(microseconds) > 18:
+        return None
+    return int(microseconds) / 1e6
 
 
 def merged_workers(entries: Iterable[bytes]) -> dict[str, ConnectedWorker]:
