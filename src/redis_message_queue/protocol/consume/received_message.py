@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, Generic
 
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.stored import headers
-from redis_message_queue.stored.envelope import Envelope
 from redis_message_queue.values.messages import (
     moment,
 )
@@ -17,38 +15,14 @@ from redis_message_queue.values.messages import (
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from redis_message_queue.protocol.consume.claim import Claim
+    from redis_message_queue.protocol.consume.consumer import Consumer
+
     M = TypeVar("M", default=Any)
 else:  # without the package at run time, and without defaults before Python 3.13
     from typing import TypeVar
 
     M = TypeVar("M")
-
-
-class Held(Protocol):
-    """A message in flight, as the protocol knows it."""
-
-    @property
-    def message_id(self) -> str: ...
-
-    @property
-    def envelope(self) -> Envelope: ...
-
-    @property
-    def attempt(self) -> int: ...
-
-    @property
-    def delivery_count(self) -> int | None: ...
-
-
-class Holder(Protocol):
-    """The consumer that holds a message for its handler."""
-
-    @property
-    def queue_name(self) -> str: ...
-
-    def is_lost(self, claim: Any) -> bool: ...
-
-    def complete(self, claim: Any, publish: Sequence[Any]) -> Coroutine[Any, Any, None]: ...
 
 
 class ReceivedMessage(ProcessBound, Generic[M]):
@@ -58,7 +32,7 @@ class ReceivedMessage(ProcessBound, Generic[M]):
 
     payload: M
 
-    def __init__(self, payload: M, claim: Held, holder: Holder) -> None:
+    def __init__(self, payload: M, claim: Claim, holder: Consumer) -> None:
         self.payload = payload
         self._claim = claim
         self._holder = holder
