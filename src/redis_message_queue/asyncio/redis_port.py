@@ -9,7 +9,6 @@ import math
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import redis.asyncio
@@ -17,12 +16,12 @@ from redis import exceptions
 
 from redis_message_queue.asyncio.direct_pool import DirectPool
 from redis_message_queue.asyncio.runtime import AsyncioRuntime
-from redis_message_queue.protocol.port import Argument, Call, Command, innermost_attempt_end, note_missing_connection
+from redis_message_queue.protocol.port import Argument, Command, innermost_attempt_end, note_missing_connection
 from redis_message_queue.redis_py import wire
 from redis_message_queue.redis_py.attempt_limits import AttemptLimits
 from redis_message_queue.redis_py.client_port import ClientPort
 from redis_message_queue.redis_py.redis_internals import connections_of, fits, loop_of, reload_nodes
-from redis_message_queue.redis_py.simple_reply import NOT_SENT
+from redis_message_queue.redis_py.simple_reply import NOT_SENT, NOTHING_SENT
 from redis_message_queue.values.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -180,37 +179,13 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             if type(reply) in _ANSWERS:
                 return reply
         with self._attempt() as limits:
-            work = self._call(command, extra_keys, arguments, packed, reply)
+            work = self._call_by_redis_py(command, extra_keys, arguments, packed, reply)
             return await (self._in_time(limits, work) if limits.is_timed else work)
 
-    async def _call(
-        self,
-        command: Command,
-        extra_keys: tuple[str, ...],
-        arguments: tuple[Argument, ...],
-        packed: bytes | None,
-        reply: Any,
-    ) -> Any:
-        """Let redis-py send the command, if it was not sent; return its reply or raise its error."""
-        try:
-            try:
-                if isinstance(reply, exceptions.ResponseError):
-                    raise reply
-                if reply is not NOT_SENT:
-                    return reply
-                if packed is not None:
-                    return await self._exchange(packed)
-                return await self._execute(*wire.command_args("EVALSHA", command, extra_keys, arguments))
-            except exceptions.NoScriptError:
-                # EVAL runs it and caches it on the node that has forgotten it.
-                return await self._execute(*wire.command_args("EVAL", command, extra_keys, arguments))
-        except exceptions.ResponseError as error:
-            if wire.is_read_only(error) and not wire.is_cluster(self._client):
-                await self._our_client().connection_pool.disconnect(inuse_connections=False)
-            raise wire.translated(error, command.script.verb) from error
+    async def _close_after_failover(self) -> None:
+        await self.close_idle()
 
     async def _execute(self, *command_args: Any) -> Any:
-        """Send a command through the client's own `execute_command`, for a client that is not plain."""
         until = math.inf
         try:
             while True:
@@ -280,7 +255,6 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         return connection
 
     async def _exchange(self, packed: bytes, *, waits: bool = True) -> Any:
-        """Send a packed command without redis-py's command layer, which takes more time than the socket."""
         pool = self._our_client().connection_pool
         try:
             connection = await (self._get_connection(pool) if waits else self._open_connection(pool))
@@ -310,27 +284,15 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         answer: T = await connection.retry.call_with_retry(attempt, lambda error: connection.disconnect(nowait=True))
         return answer
 
-    async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
-        if not self._packs_by_hand:
-            return await self._call_or_error(first), await self._call_or_error(second)
-        with self._attempt() as limits:
-            answers = await self._exchange_both(wire.pack(*first), wire.pack(*second), limits)
-        return wire.answered(answers[0], first[0].script.verb), await self._second_result(answers[1], second)
+    async def _exchange_directly(
+        self, packed: bytes, count: int, limits: AttemptLimits, nudge_at: float | None = None, nudge: Any = None
+    ) -> list[Any]:
+        if self._direct is None or self._line.locked():
+            return NOTHING_SENT
+        self._our_client()
+        return await self._direct.exchange(packed, count, limits.ends_at(), nudge_at, nudge)
 
-    async def _exchange_both(self, first: bytes, second: bytes, limits: AttemptLimits) -> list[Any]:
-        """Return the replies to two commands, or their errors."""
-        answers = [NOT_SENT]
-        if self._direct is not None and not self._line.locked():
-            self._our_client()
-            answers = await self._direct.exchange(first + second, 2, limits.ends_at())
-        if answers[0] is NOT_SENT:
-            return await self._in_time(limits, self._pipeline_on_pool((first, second)))
-        if wire.any_is_read_only(answers):
-            await self._our_client().connection_pool.disconnect(inuse_connections=False)
-        return answers
-
-    async def _pipeline_on_pool(self, packed: Sequence[bytes]) -> list[Any]:
-        """Send several commands on one connection of a client that is not a cluster client."""
+    async def _exchange_all(self, packed: Sequence[bytes]) -> list[Any]:
         pool = self._our_client().connection_pool
         connection = await self._get_connection(pool)
         try:
@@ -340,43 +302,6 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
         if wire.any_is_read_only(answers):
             await pool.disconnect(inuse_connections=False)
         return answers
-
-    async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
-        nudge_at = time.monotonic() + wire.nudge_after(seconds) if punctual else None
-        with self._attempt() as limits:
-            try:
-                return await self._wait((wakeup,), seconds, limits, nudge_at) is not None
-            except exceptions.ResponseError as error:
-                raise wire.translated(error, "claim") from error
-
-    async def wait_any(self, wakeups: tuple[str, ...], seconds: float, *, punctual: bool = False) -> list[str]:
-        nudge_at = time.monotonic() + wire.nudge_after(seconds) if punctual else None
-        with self._attempt() as limits:
-            try:
-                if self.is_cluster:  # a cluster refuses one command for keys in different slots
-                    return await self._wait_on_nodes(wakeups, seconds, limits)
-                popped = await self._wait(wakeups, seconds, limits, nudge_at)
-            except exceptions.ResponseError as error:
-                raise wire.translated(error, "claim") from error
-            return [] if popped is None else [popped[0].decode()]
-
-    async def _wait(
-        self, wakeups: tuple[str, ...], seconds: float, limits: AttemptLimits, nudge_at: float | None
-    ) -> Any:
-        command_args = wire.blpop(wakeups, seconds)
-        if not self._packs_by_hand:
-            return await self._in_time(limits, self._execute(*command_args))
-        packed = wire.pack_command(command_args)
-        if self._direct is not None:
-            self._our_client()
-            (reply,) = await self._direct.exchange(
-                packed, 1, limits.ends_at(), nudge_at, partial(self._nudge, wakeups[0], limits)
-            )
-            if isinstance(reply, exceptions.ResponseError):
-                raise reply
-            if reply is not NOT_SENT:
-                return reply
-        return await self._in_time(limits, self._exchange(packed))
 
     async def _wait_on_nodes(self, wakeups: tuple[str, ...], seconds: float, limits: AttemptLimits) -> list[str]:
         """Wait on one connection for each key until the first wake-up, and close those that wait in vain."""
@@ -401,17 +326,10 @@ class AsyncioPort(ClientPort, AsyncioRuntime):
             raise failures[0]
         return [key for key, answer in answers.items() if isinstance(answer, list)]
 
-    async def _nudge(self, wakeup: str, limits: AttemptLimits) -> None:
-        """Make the server look at its timers, on another connection; without one its own timer must do."""
-        with contextlib.suppress(exceptions.RedisError):
-            packed = wire.nudge(wakeup)
-            if self._direct is None or (await self._direct.exchange(packed, 1, limits.ends_at()))[0] is NOT_SENT:
-                await self._exchange(packed, waits=False)  # its caller holds a connection
-
     async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         packed = [wire.pack_command(command) for command in commands]
         with self._attempt() as limits:
-            talk = self._pipeline_on_node(key, packed) if self.is_cluster else self._pipeline_on_pool(packed)
+            talk = self._pipeline_on_node(key, packed) if self.is_cluster else self._exchange_all(packed)
             try:
                 return wire.with_advice(await self._in_time(limits, talk), commands)
             except exceptions.TimeoutError:

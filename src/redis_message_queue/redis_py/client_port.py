@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from redis import exceptions
@@ -16,8 +18,11 @@ from redis_message_queue.protocol.port import Argument, Call, Command, attempt_e
 from redis_message_queue.redis_py import attempt_limits, wire
 from redis_message_queue.redis_py.attempt_limits import AttemptLimits, running_attempt
 from redis_message_queue.redis_py.redis_internals import uses_tls
+from redis_message_queue.redis_py.simple_reply import NOT_SENT
 from redis_message_queue.redis_py.tls_mismatch import mismatch_of
 from redis_message_queue.values.errors import ConfigurationError, RedisMessageQueueError
+
+T = TypeVar("T")
 
 # What is left for each step of a cluster client that looks for a slot's new node, when the time of an attempt is over.
 _NODES_SECONDS = 0.1
@@ -42,6 +47,13 @@ class ClientPort:
     """Knows a client's settings and errors; the subclasses send commands."""
 
     now: Callable[[], float]
+    # What the subclasses send; where the port blocks, nothing suspends.
+    _execute: Callable[..., Coroutine[Any, Any, Any]]  # a command, through the client's own `execute_command`
+    _exchange: Callable[..., Coroutine[Any, Any, Any]]  # a packed command, without redis-py's slow command layer
+    _exchange_directly: Callable[..., Coroutine[Any, Any, list[Any]]]  # commands on an idle connection, or `NOT_SENT`
+    _exchange_all: Callable[[Sequence[bytes]], Coroutine[Any, Any, list[Any]]]  # commands on one connection
+    _wait_on_nodes: Callable[[tuple[str, ...], float, AttemptLimits], Coroutine[Any, Any, list[str]]]
+    _close_after_failover: Callable[[], Coroutine[Any, Any, None]]  # idle connections: a new one leads to the primary
     _plain_client: ClassVar[type]
     _plain_pools: ClassVar[tuple[type, ...]]
     _plain_connections: ClassVar[tuple[type, ...]]
@@ -132,6 +144,90 @@ class ClientPort:
 
     async def call(self, command: Command, extra_keys: tuple[str, ...], arguments: tuple[Argument, ...]) -> Any:
         raise NotImplementedError
+
+    async def _in_time(self, limits: AttemptLimits, work: Awaitable[T]) -> T:
+        """Await the work until the time of this attempt is over, which the sockets of a blocking client know."""
+        return await work
+
+    async def _call_by_redis_py(
+        self,
+        command: Command,
+        extra_keys: tuple[str, ...],
+        arguments: tuple[Argument, ...],
+        packed: bytes | None,
+        reply: Any,
+    ) -> Any:
+        """Let redis-py send the command, if it was not sent; return its reply or raise its error."""
+        try:
+            try:
+                if isinstance(reply, exceptions.ResponseError):
+                    raise reply
+                if reply is not NOT_SENT:
+                    return reply
+                if packed is not None:
+                    return await self._exchange(packed)
+                return await self._execute(*wire.command_args("EVALSHA", command, extra_keys, arguments))
+            except exceptions.NoScriptError:
+                # EVAL runs it and caches it on the node that has forgotten it.
+                return await self._execute(*wire.command_args("EVAL", command, extra_keys, arguments))
+        except exceptions.ResponseError as error:
+            if wire.is_read_only(error):
+                await self._close_after_failover()
+            raise wire.translated(error, command.script.verb) from error
+
+    async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
+        if not self._packs_by_hand:
+            return await self._call_or_error(first), await self._call_or_error(second)
+        with self._attempt() as limits:
+            answers = await self._exchange_both(wire.pack(*first), wire.pack(*second), limits)
+        return wire.answered(answers[0], first[0].script.verb), await self._second_result(answers[1], second)
+
+    async def _exchange_both(self, first: bytes, second: bytes, limits: AttemptLimits) -> list[Any]:
+        """Return the replies to two commands, or their errors."""
+        answers = await self._exchange_directly(first + second, 2, limits)
+        if answers[0] is NOT_SENT:
+            return await self._in_time(limits, self._exchange_all((first, second)))
+        if wire.any_is_read_only(answers):
+            await self._close_after_failover()
+        return answers
+
+    async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
+        nudge_at = time.monotonic() + wire.nudge_after(seconds) if punctual else None
+        with self._attempt() as limits:
+            try:
+                return await self._wait((wakeup,), seconds, limits, nudge_at) is not None
+            except exceptions.ResponseError as error:
+                raise wire.translated(error, "claim") from error
+
+    async def wait_any(self, wakeups: tuple[str, ...], seconds: float, *, punctual: bool = False) -> list[str]:
+        nudge_at = time.monotonic() + wire.nudge_after(seconds) if punctual else None
+        with self._attempt() as limits:
+            try:
+                if self.is_cluster:  # a cluster refuses one command for keys in different slots
+                    return await self._wait_on_nodes(wakeups, seconds, limits)
+                popped = await self._wait(wakeups, seconds, limits, nudge_at)
+            except exceptions.ResponseError as error:
+                raise wire.translated(error, "claim") from error
+            return [] if popped is None else [popped[0].decode()]
+
+    async def _wait(
+        self, wakeups: tuple[str, ...], seconds: float, limits: AttemptLimits, nudge_at: float | None
+    ) -> Any:
+        command_args = wire.blpop(wakeups, seconds)
+        if not self._packs_by_hand:
+            return await self._in_time(limits, self._execute(*command_args))
+        packed, nudge = wire.pack_command(command_args), partial(self._nudge, wakeups[0], limits)
+        (reply,) = await self._exchange_directly(packed, 1, limits, nudge_at, nudge)
+        if isinstance(reply, exceptions.ResponseError):
+            raise reply
+        return await self._in_time(limits, self._exchange(packed)) if reply is NOT_SENT else reply
+
+    async def _nudge(self, wakeup: str, limits: AttemptLimits) -> None:
+        """Make the server look at its timers, on another connection; without one its own timer must do."""
+        with contextlib.suppress(exceptions.RedisError):
+            packed = wire.nudge(wakeup)
+            if (await self._exchange_directly(packed, 1, limits))[0] is NOT_SENT:
+                await self._exchange(packed, waits=False)  # its caller holds a connection
 
     async def _second_result(self, answer: Any, call: Call) -> Any:
         """The result of a script that was sent behind another one. One that the server has forgotten is run again.

@@ -14,11 +14,17 @@ import redis
 from redis import exceptions
 
 from redis_message_queue.process.identity import after_fork, free_if_orphaned
-from redis_message_queue.protocol.port import Argument, Call, Command, innermost_attempt_end, note_missing_connection
+from redis_message_queue.protocol.port import (
+    Argument,
+    Command,
+    finish,
+    innermost_attempt_end,
+    note_missing_connection,
+)
 from redis_message_queue.redis_py import wire
 from redis_message_queue.redis_py.attempt_limits import AttemptLimits, limit_nodes
 from redis_message_queue.redis_py.client_port import ClientPort
-from redis_message_queue.redis_py.simple_reply import NOT_SENT
+from redis_message_queue.redis_py.simple_reply import NOT_SENT, NOTHING_SENT
 from redis_message_queue.sync.direct_pool import DirectPool
 from redis_message_queue.sync.runtime import BlockingRuntime
 
@@ -98,34 +104,11 @@ class BlockingPort(ClientPort, BlockingRuntime):
                     (reply,) = self._direct.exchange(packed, 1, limits.ends_at())
             if type(reply) in _ANSWERS:
                 return reply
-        return self._call(command, extra_keys, arguments, packed, reply)
-
-    def _call(
-        self,
-        command: Command,
-        extra_keys: tuple[str, ...],
-        arguments: tuple[Argument, ...],
-        packed: bytes | None,
-        reply: Any,
-    ) -> Any:
-        """Let redis-py send the command, if it was not sent; return its reply or raise its error."""
         with self._attempt():
-            try:
-                try:
-                    if isinstance(reply, exceptions.ResponseError):
-                        raise reply
-                    if reply is not NOT_SENT:
-                        return reply
-                    if packed is not None:
-                        return self._exchange(packed)
-                    return self._execute(*wire.command_args("EVALSHA", command, extra_keys, arguments))
-                except exceptions.NoScriptError:
-                    # EVAL runs it and caches it on the node that has forgotten it.
-                    return self._execute(*wire.command_args("EVAL", command, extra_keys, arguments))
-            except exceptions.ResponseError as error:
-                if wire.is_read_only(error):
-                    wire.close_idle_connections(self._client)
-                raise wire.translated(error, command.script.verb) from error
+            return await self._call_by_redis_py(command, extra_keys, arguments, packed, reply)
+
+    async def _close_after_failover(self) -> None:
+        wire.close_idle_connections(self._client)
 
     def _closed_or_own(self, error: Exception) -> Exception:
         """Return what to raise for an error that may mean that another thread has closed the connection."""
@@ -133,8 +116,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
             return error
         return exceptions.ConnectionError("the client closed this connection while it was in use")
 
-    def _execute(self, *command_args: Any) -> Any:
-        """Send a command through the client's own `execute_command`, for a client that is not plain."""
+    async def _execute(self, *command_args: Any) -> Any:
         try:
             return self._when_pool_has_room(partial(self._client.execute_command, *command_args, NEVER_DECODE=True))
         except _CLOSED_MEANWHILE as error:
@@ -147,8 +129,7 @@ class BlockingPort(ClientPort, BlockingRuntime):
             wire.close_idle_connections(self._client)
             raise
 
-    def _exchange(self, packed: bytes, *, waits: bool = True) -> Any:
-        """Send a packed command without redis-py's command layer, which takes more time than the socket."""
+    async def _exchange(self, packed: bytes, *, waits: bool = True) -> Any:
         pool = self._client.connection_pool
         connection = self._get_connection(pool, waits=waits)
         answered = False
@@ -176,59 +157,18 @@ class BlockingPort(ClientPort, BlockingRuntime):
         answer: T = connection.retry.call_with_retry(attempt, lambda error: connection.disconnect(error))
         return answer
 
-    async def call_both(self, first: Call, second: Call) -> tuple[Any, Any]:
-        if not self._packs_by_hand:
-            return await self._call_or_error(first), await self._call_or_error(second)
-        with self._attempt() as limits:
-            answers = self._exchange_both(wire.pack(*first), wire.pack(*second), limits)
-        return wire.answered(answers[0], first[0].script.verb), await self._second_result(answers[1], second)
+    async def _exchange_directly(
+        self, packed: bytes, count: int, limits: AttemptLimits, nudge_at: float | None = None, nudge: Any = None
+    ) -> list[Any]:
+        if self._direct is None:
+            return NOTHING_SENT
+        finishing = None if nudge is None else lambda: finish(nudge())
+        return self._direct.exchange(packed, count, limits.ends_at(), nudge_at, finishing)
 
-    def _exchange_both(self, first: bytes, second: bytes, limits: AttemptLimits) -> list[Any]:
-        """Return the replies to two commands, or their errors."""
-        answers = [NOT_SENT]
-        if self._direct is not None:
-            answers = self._direct.exchange(first + second, 2, limits.ends_at())
-        if answers[0] is NOT_SENT:
-            return self._send_all(self._client.connection_pool, (first, second))
-        if wire.any_is_read_only(answers):
-            wire.close_idle_connections(self._client)
-        return answers
+    async def _exchange_all(self, packed: Sequence[bytes]) -> list[Any]:
+        return self._send_all(self._client.connection_pool, packed)
 
-    async def wait(self, wakeup: str, seconds: float, *, punctual: bool = False) -> bool:
-        nudge_at = time.monotonic() + wire.nudge_after(seconds) if punctual else None
-        with self._attempt() as limits:
-            try:
-                return self._wait((wakeup,), seconds, limits, nudge_at) is not None
-            except exceptions.ResponseError as error:
-                raise wire.translated(error, "claim") from error
-
-    async def wait_any(self, wakeups: tuple[str, ...], seconds: float, *, punctual: bool = False) -> list[str]:
-        nudge_at = time.monotonic() + wire.nudge_after(seconds) if punctual else None
-        with self._attempt() as limits:
-            try:
-                if self.is_cluster:  # a cluster refuses one command for keys in different slots
-                    return self._wait_on_nodes(wakeups, seconds, limits)
-                popped = self._wait(wakeups, seconds, limits, nudge_at)
-            except exceptions.ResponseError as error:
-                raise wire.translated(error, "claim") from error
-            return [] if popped is None else [popped[0].decode()]
-
-    def _wait(self, wakeups: tuple[str, ...], seconds: float, limits: AttemptLimits, nudge_at: float | None) -> Any:
-        command_args = wire.blpop(wakeups, seconds)
-        if not self._packs_by_hand:
-            return self._execute(*command_args)
-        packed = wire.pack_command(command_args)
-        if self._direct is not None:
-            (reply,) = self._direct.exchange(
-                packed, 1, limits.ends_at(), nudge_at, partial(self._nudge, wakeups[0], limits)
-            )
-            if isinstance(reply, exceptions.ResponseError):
-                raise reply
-            if reply is not NOT_SENT:
-                return reply
-        return self._exchange(packed)
-
-    def _wait_on_nodes(self, wakeups: tuple[str, ...], seconds: float, limits: AttemptLimits) -> list[str]:
+    async def _wait_on_nodes(self, wakeups: tuple[str, ...], seconds: float, limits: AttemptLimits) -> list[str]:
         """Wait on one connection for each key until the first wake-up, and close those that wait in vain."""
         waiting: dict[Any, tuple[Any, str]] = {}  # connection to its pool and its key
         woken: list[str] = []
@@ -271,13 +211,6 @@ class BlockingPort(ClientPort, BlockingRuntime):
             connection.disconnect()
             pool.release(connection)
             raise
-
-    def _nudge(self, wakeup: str, limits: AttemptLimits) -> None:
-        """Make the server look at its timers, on another connection; without one its own timer must do."""
-        with contextlib.suppress(exceptions.RedisError):
-            packed = wire.nudge(wakeup)
-            if self._direct is None or self._direct.exchange(packed, 1, limits.ends_at())[0] is NOT_SENT:
-                self._exchange(packed, waits=False)  # its caller holds a connection
 
     async def pipeline(self, key: str, commands: tuple[tuple[Argument, ...], ...]) -> list[Any]:
         with self._attempt():
