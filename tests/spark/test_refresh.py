@@ -1,6 +1,9 @@
 """The tables of messages and counts follow the journal: nothing twice, nothing lost, whenever a run dies."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -35,20 +38,32 @@ def lake(options) -> Lake:
     return Lake(location_of(options.path), "orders")
 
 
-class Died(Exception):
-    pass
+KILLED = """
+import os, signal, sys
+from redis_message_queue.spark import session
+from redis_message_queue.spark.driver import QUICK_START
+from redis_message_queue.spark.jobs.refresh import RefreshOptions, refresh
+
+path, scratch, commit = sys.argv[1:]
+
+def die(progress):
+    if commit in (progress.step, progress.detail):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+spark = session("killed", "local[2]", **QUICK_START | {"spark.local.dir": scratch})
+refresh(spark, RefreshOptions(path=path, queue="orders"), die)
+"""
 
 
-def die_after(commit: str):
-    def hear(progress):
-        if commit in (progress.step, progress.detail):
-            raise Died
+def kill_after(commit: str, options, scratch: Path) -> None:
+    """A refresh in a process of its own, which gets SIGKILL after a commit. Its JVM ends with it."""
+    program = [sys.executable, "-c", KILLED, options.path, str(scratch), commit]
+    killed = subprocess.run(program, stderr=subprocess.PIPE, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
 
-    return hear
 
-
-def bring_up(spark, options, on_progress: Any = lambda progress: None):
-    return refresh(spark, RefreshOptions(path=options.path, queue="orders"), on_progress)
+def bring_up(spark, options):
+    return refresh(spark, RefreshOptions(path=options.path, queue="orders"))
 
 
 def add(client, options, events: list[Event]) -> list[Event]:
@@ -62,16 +77,15 @@ def told(at: int, event: str, number: int, **more: Any) -> Event:
 
 
 @pytest.mark.promise("Each message has one row in the lake, whenever a refresh is killed.")
-def test_a_refresh_that_dies_between_any_two_commits_doubles_nothing(spark, client, options, lake):
+def test_a_refresh_that_is_killed_between_any_two_commits_doubles_nothing(spark, client, options, lake, tmp_path):
     """More entries are archived before the next run, which first finishes what the dead one began."""
     story = JournalSample(51, payloads=True).story(300)
-    deaths = COMMITS[:: often(3, 1)]
+    deaths = COMMITS[2 :: often(6, 1)] + COMMITS[: often(0, 2)]
     size = -(-len(story.events) // (len(deaths) + 1))
     parts = [story.events[start : start + size] for start in range(0, len(story.events), size)]
     events = add(client, options, parts[0])
     for commit, part in zip(deaths, parts[1:], strict=True):
-        with pytest.raises(Died):
-            bring_up(spark, options, die_after(commit))
+        kill_after(commit, options, tmp_path)
         assert ids_are_unique(spark, options), commit
         if commit in deaths[::2]:
             bring_up(spark, options)

@@ -19,6 +19,8 @@ _DEFAULTS: dict[str, ConfValue] = {
     "spark.sql.execution.arrow.pyspark.enabled": True,
     "spark.ui.enabled": False,
     "spark.ui.showConsoleProgress": False,
+    # With room for 100, a refresh and a report compile their queries again each time.
+    "spark.sql.codegen.cache.maxEntries": 1_000,
 }
 # Not spark.log.level, which has no effect on the first dozen lines. The "default" options of the driver come before
 # the user's own spark.driver.extraJavaOptions.

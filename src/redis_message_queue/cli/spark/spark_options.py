@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SPARK: dict[str, Any] = {"rich_help_panel": "Spark"}
+# Java would spend more on compiling their queries than on the few rows that these read.
+_ON_TABLES = ("refresh", "report", "overview", "acknowledge")
 _PUBLISHING: dict[str, Any] = {"rich_help_panel": "Publishing", "show_default": True}
 
 
@@ -63,10 +65,11 @@ class SessionOptions:
         from pyspark.sql import SparkSession
 
         from redis_message_queue.spark import session
-        from redis_message_queue.spark.driver import under_spark_submit
+        from redis_message_queue.spark.driver import QUICK_START, under_spark_submit
 
         running = SparkSession.getActiveSession()
-        opened = session(f"rmq spark {job}", self.master, **self._settings())
+        start = QUICK_START if job in _ON_TABLES else {}
+        opened = session(f"rmq spark {job}", self.master, **start | self._settings())
         if running is None and not under_spark_submit():
             # What fails is told in one line. Spark's log would have the stack trace of every attempt before it.
             opened.sparkContext.setLogLevel("FATAL")

@@ -4,13 +4,17 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
 from pyspark.errors import PySparkException
 
 from redis_message_queue.values.errors import ConfigurationError, JobError, RedisMessageQueueError
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ROWS_A_PARTITION = 250_000
 _OUR_ERROR = re.compile(r"redis_message_queue\.(?:[\w.]+\.)?(\w+): (.+)")
 _ERROR_OF_SPARK = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .+")
 _MISSING_CLASS = re.compile(r"ClassNotFoundException: (?:Class )?([\w.$]+)")
@@ -59,6 +63,22 @@ def require_classic(spark: Any, job: str) -> None:
             f"{job} needs a classic Spark session, and this is one of Spark Connect. Run it with spark-submit and the "
             "file of `rmq spark entry-point`, or with `rmq spark` on a machine that reaches Redis."
         )
+
+
+def own_session(spark: "SparkSession", rows: int = 0) -> "SparkSession":
+    """Return a session with settings for a job of ours, whatever those of the user's session are.
+
+    Spark would make 200 partitions of every shuffle, also of cached ones: 300 s of processor time for a million journal
+    entries, and 85 s with four.
+    """
+    own = spark.newSession()
+    own.conf.set("spark.sql.session.timeZone", "UTC")
+    own.conf.set("spark.sql.shuffle.partitions", str(rows // _ROWS_A_PARTITION + 1))
+    own.conf.set("spark.sql.adaptive.enabled", "false")  # keeps what is cached partitioned by its key
+    if not rows:  # compiling a query costs more than the few rows of a small table
+        own.conf.set("spark.sql.codegen.wholeStage", "false")
+        own.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+    return own
 
 
 @contextmanager

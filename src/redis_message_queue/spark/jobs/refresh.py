@@ -22,6 +22,7 @@ from redis_message_queue.spark.jobs.job import (
     JobResult,
     OnProgress,
     ignore_progress,
+    own_session,
     require_classic,
     translate_errors,
 )
@@ -79,7 +80,7 @@ def refresh_tables(spark: "SparkSession", lake: Lake, on_progress: OnProgress = 
     """Finish a refresh that a dead run has begun, and then do what is new."""
     result = RefreshResult(queue=lake.queue, path=lake.location.uri, entries=0, ended=0, open=0, number=0)
     while (plan := Plan.find(lake)) is not None:
-        step = Refresh(spark, lake, plan, on_progress).run()
+        step = Refresh(own_session(spark, plan.expected), lake, plan, on_progress).run()
         result = replace(step, entries=result.entries + step.entries, ended=result.ended + step.ended)
     return result
 
@@ -244,6 +245,11 @@ _CHANGES = {
     f"- bigint(coalesce({_LEFT_LEVEL} = '{state}', false)) - {_REMOVED[state]})"
     for state in STATES
 }
+_SUMMED = {
+    **{f"removed_{state}": rule for state, rule in _REMOVED.items()},
+    **{f"{state}_change": rule for state, rule in _CHANGES.items()},
+    "unserved_delayed_change": f"if(delivered_before, 0L, {_CHANGES['delayed']} + {_REMOVED['delayed']})",
+}
 
 
 @dataclass
@@ -388,7 +394,9 @@ class Refresh:
 
     def _messages(self, incidents: list[Incident]) -> "DataFrame":
         """Return a row for each message that was open or has new entries. Adds what is wrong with them."""
-        rows = self._keep(self._with_records(self._facts.where("key = id").groupBy("id").agg(*_message_columns())))
+        rows = self._keep(
+            self._with_records(self._facts.where("key = id").groupBy(expr("key as id")).agg(*_message_columns()))
+        )
         counts = rows.selectExpr(
             "count_if(odd) as odd",
             "count_if(not is_known) as unknown",
@@ -478,19 +486,21 @@ class Refresh:
         same = ("tenant", "journal", "serial", "delivered_before")
         due = facts.where(_IS_DUE).selectExpr("previous.available as at", "'due' as event", *same)
         facts = facts.unionByName(due, allowMissingColumns=True).selectExpr(
-            *("at", "serial", "journal", "id", "event", "tenant", "error_type", "reason"),
+            *("at", "serial", "journal", "id", "event", "tenant", "error_type", "reason", "count", "target"),
+            *("level", "previous", "delivered_before", *(f"{name}_us" for name in SPREADS)),
             "coalesce(by, previous.by) as consumer",
             f"date_trunc('{unit}', at) as start",
-            *(f"{name}_us" for name in SPREADS),
-            *(f"bigint(coalesce({rule}, false)) as n_{name}" for name, rule in _COUNTED.items()),
-            *(f"{rule} as n_removed_{state}" for state, rule in _REMOVED.items()),
-            *(f"{rule} as n_{state}_change" for state, rule in _CHANGES.items()),
-            f"if(delivered_before, 0L, {_CHANGES['delayed']} + {_REMOVED['delayed']}) as n_unserved_delayed_change",
         )
-        sums = [f"sum(n_{name}) as {name}" for name in COUNTERS]
-        sums += ["min(if(event = 'due', null, at)) as first_at", "max(if(event = 'due', null, at)) as last_at"]
+        facts = facts.repartition("start")  # once, for all that follows
+        sums = [f"count_if({rule}) as {name}" for name, rule in _COUNTED.items()]
+        sums += [f"sum({rule}) as {name}" for name, rule in _SUMMED.items()]
+        sums += [
+            "min(at) filter (where event <> 'due') as first_at",
+            "max(at) filter (where event <> 'due') as last_at",
+        ]
         sketches = [f"kll_sketch_agg_bigint({name}_us, {_SKETCH_SIZE}) as {name}_sketch" for name in SPREADS]
         tenants = facts.groupBy("start", expr("coalesce(tenant, '') as name")).agg(*map(expr, sums + sketches))
+        tenants = self._keep(tenants)
         queue = tenants.groupBy("start").agg(*map(expr, _merged()))
         queue = queue.join(_peaks(facts), "start", "left").selectExpr("*", "'queue' as scope", "'' as name")
         consumers = facts.where("consumer is not null").groupBy("start", expr("consumer as name")).agg(*map(expr, sums))
@@ -512,7 +522,7 @@ class Refresh:
 
 def _peaks(facts: "DataFrame") -> "DataFrame":
     """Return by how much the backlog rises in each minute above that at its start."""
-    change = " + ".join(f"n_{state}_change" for state in STATES)
+    change = " + ".join(_CHANGES.values())
     running = facts.where(f"{change} <> 0").selectExpr(
         "start", f"sum({change}) over (partition by start order by at, journal, serial) as level"
     )

@@ -19,6 +19,7 @@ from redis_message_queue.spark.jobs.job import (
     JobResult,
     OnProgress,
     ignore_progress,
+    own_session,
     require_classic,
     translate_errors,
 )
@@ -229,7 +230,7 @@ def _statistics(
 ) -> ReportStatistics:
     lake = Lake(location, queue)
     refresh_tables(spark, lake, on_progress)
-    found = Statistics(spark, lake, window)
+    found = Statistics(own_session(spark), lake, window)
     try:
         return found.compute()
     finally:
