@@ -12,6 +12,8 @@ from redis_message_queue.dashboard.verdict import Level, findings
 from redis_message_queue.values.messages import ConnectedWorker, MessageRecord, QueueStats
 from redis_message_queue.values.wording import age, one_line
 
+pytestmark = pytest.mark.topic("Dashboard")
+
 NOW = 1_900_000_000.0
 
 
