@@ -22,20 +22,19 @@ _WORKLOADS = {
 }
 _ABOUT = """# The league
 
-This page compares this library with other queues on Redis for Python. `make league` measures and writes it: run it on
-your own machine. Each member has its own environment and runs its ordinary worker, through its documented API. Raw
-redis-py is the yardstick (`LPUSH`; `BLMOVE` and `LREM`), which guarantees nothing.
+Other queues on Redis for Python beside this one. `make league` measures and writes this page. Each member runs its
+ordinary worker, through its documented API. The yardstick is raw redis-py (`LPUSH`; `BLMOVE` and `LREM`), which guarantees
+nothing.
 """
 _HOW = """
 ## How it measures
 
-- Each member has a server of its own, and is measured in turns with raw redis-py: one slice each, in alternating order.
-  A ratio is computed within a round, and the table shows the median of the rounds.
-- A figure is CPU time: of the client or the worker with its child processes, plus that of the server. Client and server
-  share one CPU, so that the figures contain the work alone. A ratio is raw cost / own cost: 1.00 is as fast as raw
-  redis-py, 0.50 takes twice as long.
+- Each member has its own environment and server, and is measured in turns with raw redis-py, in alternating order. A ratio
+  is computed within a round: the table shows the median.
+- A figure is the CPU time of client or worker, with its child processes, and server, on one CPU. A ratio is raw cost / own
+  cost: 1.00 is as fast as raw redis-py, 0.50 takes twice as long.
 - A message is a dict whose JSON has 198 bytes. Its handler appends a line to a file.
-- *Consume* is the time from the moment a stopped worker continues until it has handled a full queue.
+- *Consume* is the time until a stopped worker that continues has handled a full queue.
 - *Memory* is the sum of `MEMORY USAGE` over all keys, for each message.
 """
 
@@ -133,14 +132,12 @@ def _loss(found: list[dict[str, Any]]) -> Iterator[str]:
     lost = sum(what == "lose reply" for _, what in SCHEDULE)
     yield "\n## Messages lost, stuck and doubled\n"
     yield (
-        f"The same schedule for each: while a producer publishes {PER_SECOND:g} messages a second, the worker's "
-        f"processes are killed {kills} times, the connections of worker or producer are cut {cuts} times, and the "
-        f"reply to a request of the producer is lost {lost} times. A handler takes {HANDLER_SECONDS * 1e3:g} ms. The "
-        "producer publishes a message again if its call raises, and a worker that ends by itself is started again. "
-        f"Whatever recovers the messages of a dead worker is set to {plan.lease_seconds} s if that can be set. "
-        f"*Stuck*: still in Redis, but not handled within {plan.loss_grace_seconds:g} s. *Doubled*: handled more than "
-        "once. A message is doubled without anybody's fault if its worker is killed after the handler and before the "
-        "acknowledgement.\n"
+        f"While a producer publishes {PER_SECOND:g} messages a second, the worker's processes are killed {kills} times, "
+        f"connections are cut {cuts} times, and the reply to a request of the producer is lost {lost} times. A handler "
+        f"takes {HANDLER_SECONDS * 1e3:g} ms. The producer publishes again if its call raises, and a worker that ends is "
+        f"started again. What recovers the messages of a dead worker is set to {plan.lease_seconds} s if it can be. "
+        f"*Stuck*: in Redis, but not handled within {plan.loss_grace_seconds:g} s. *Doubled*: handled more than once, "
+        "which is nobody's fault if the worker is killed between handler and acknowledgement.\n"
     )
     columns = ("confirmed", "lost", "stuck", "doubled", "errors", "crashes")
     head = ["", *columns[:4], "publishes that raised", "workers that ended", "settings"]
