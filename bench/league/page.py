@@ -23,16 +23,16 @@ _WORKLOADS = {
 _ABOUT = """# The league
 
 Other queues on Redis for Python beside this one. `make league` measures and writes this page. Each member runs its
-ordinary worker, through its documented API. The yardstick is raw redis-py (`LPUSH`; `BLMOVE` and `LREM`), which guarantees
-nothing.
+ordinary worker, through its documented API. The yardstick is raw redis-py (`LPUSH`; `BLMOVE` and `LREM`), which
+guarantees nothing.
 """
 _HOW = """
 ## How it measures
 
-- Each member has its own environment and server, and is measured in turns with raw redis-py, in alternating order. A ratio
-  is computed within a round: the table shows the median.
-- A figure is the CPU time of client or worker, with its child processes, and server, on one CPU. A ratio is raw cost / own
-  cost: 1.00 is as fast as raw redis-py, 0.50 takes twice as long.
+- Each member has its own environment and server, and is measured in turns with raw redis-py, in alternating order. A
+  ratio is computed within a round: the table shows the median.
+- A figure is the CPU time of client or worker, with its child processes, and server, on one CPU. A ratio is raw cost /
+  own cost: 1.00 is as fast as raw redis-py, 0.50 takes twice as long.
 - A message is a dict whose JSON has 198 bytes. Its handler appends a line to a file.
 - *Consume* is the time until a stopped worker that continues has handled a full queue.
 - *Memory* is the sum of `MEMORY USAGE` over all keys, for each message.
@@ -132,10 +132,10 @@ def _loss(found: list[dict[str, Any]]) -> Iterator[str]:
     lost = sum(what == "lose reply" for _, what in SCHEDULE)
     yield "\n## Messages lost, stuck and doubled\n"
     yield (
-        f"While a producer publishes {PER_SECOND:g} messages a second, the worker's processes are killed {kills} times, "
-        f"connections are cut {cuts} times, and the reply to a request of the producer is lost {lost} times. A handler "
-        f"takes {HANDLER_SECONDS * 1e3:g} ms. The producer publishes again if its call raises, and a worker that ends is "
-        f"started again. What recovers the messages of a dead worker is set to {plan.lease_seconds} s if it can be. "
+        f"While a producer publishes {PER_SECOND:g} messages a second, the worker's processes are killed {kills} "
+        f"times, connections are cut {cuts} times, and the reply to a request of the producer is lost {lost} times. A "
+        f"handler takes {HANDLER_SECONDS * 1e3:g} ms. The producer publishes again if its call raises, and a worker that "
+        f"ends is started again. What recovers the messages of a dead worker is set to {plan.lease_seconds} s if it can be. "
         f"*Stuck*: in Redis, but not handled within {plan.loss_grace_seconds:g} s. *Doubled*: handled more than once, "
         "which is nobody's fault if the worker is killed between handler and acknowledgement.\n"
     )
