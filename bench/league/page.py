@@ -134,8 +134,9 @@ def _loss(found: list[dict[str, Any]]) -> Iterator[str]:
     yield (
         f"While a producer publishes {PER_SECOND:g} messages a second, the worker's processes are killed {kills} "
         f"times, connections are cut {cuts} times, and the reply to a request of the producer is lost {lost} times. A "
-        f"handler takes {HANDLER_SECONDS * 1e3:g} ms. The producer publishes again if its call raises, and a worker that "
-        f"ends is started again. What recovers the messages of a dead worker is set to {plan.lease_seconds} s if it can be. "
+        f"handler takes {HANDLER_SECONDS * 1e3:g} ms. The producer publishes again if its call raises, and a worker "
+        "that ends is started again. What recovers the messages of a dead worker is set to "
+        f"{plan.lease_seconds} s if it can be. "
         f"*Stuck*: in Redis, but not handled within {plan.loss_grace_seconds:g} s. *Doubled*: handled more than once, "
         "which is nobody's fault if the worker is killed between handler and acknowledgement.\n"
     )
