@@ -11,7 +11,7 @@ MINUTES ?= 5
 CHROMIUM := apt-get install -y -qq --no-install-recommends chromium chromium-driver
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test busy browser full fuzz lint format docs docs-serve package bench league growth simulate chaos chaos-sample soak matrix matrix-sample clean
+.PHONY: help demo test busy browser pyright full fuzz lint format docs docs-serve package bench league growth simulate chaos chaos-sample soak matrix matrix-sample clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,12 +67,20 @@ browser: .browser/.installed ## try the dashboard in a real Chromium; as root, i
 		apt-get update -qq && $(CHROMIUM); } || { echo "Install Chromium first, as root: $(CHROMIUM)"; exit 1; }
 	.browser/bin/python -m pytest -q tests/dashboard/in_browser.py --server $(SERVER)
 
+.pyright/.installed: pyproject.toml constraints.txt
+	$(call new_environment,.pyright)
+	$(INSTALL) -c constraints.txt -e . --group pyright
+	@touch $@
+
+pyright: .pyright/.installed ## check the sample application of tests/typing with pyright; `make lint` does with mypy
+	.pyright/bin/basedpyright -p tests/typing --pythonpath .pyright/bin/python
+
 # Each of these takes an hour at the most, so that they can be run one by one.
 PYTHONS := full-matrix-3.11 full-matrix-3.12 full-matrix-3.13
 FULL := full-scripts full-contract full-surfaces full-faults full-spark full-mutants full-planted $(PYTHONS) full-package
 .PHONY: $(FULL)
 
-full: lint $(FULL) ## everything, for hours; each of its targets takes an hour at the most: make -n full
+full: lint pyright $(FULL) ## everything, for hours; each of its targets takes an hour at the most: make -n full
 
 full-scripts: $(VENV)/.installed ## the scripts, the protocol, the simulator and fuzzing, at length
 	$(BIN)/python -m tests.run --full --server $(SERVER) --only tests/lua tests/protocol tests/simulator tests/model tests/fuzz
@@ -160,4 +168,4 @@ matrix-sample: $(VENV)/.installed ## test two of these: the lowest redis-py with
 	$(BIN)/python -m tests.matrix --sample --allow-missing
 
 clean: ## remove everything that the other commands made
-	rm -rf $(VENV) .matrix .bench .league .fuzz .simulate .browser build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache docs/reference/contract.md
+	rm -rf $(VENV) .pyright .matrix .bench .league .fuzz .simulate .browser build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache docs/reference/contract.md

@@ -339,14 +339,15 @@ class Life:
     async def _run(self) -> None:
         actor = self.actor
         in_batches = actor.size > 3 and actor.concurrency == 1
+        batches: Any = {"batch_size": actor.size, "batch_seconds": 0.2} if in_batches else {}
         while not self.finishing:
             try:
+                handle: Any = self._handle_batch if in_batches else self._handle_message
                 await self.queue.run(
-                    self._handle_batch if in_batches else self._handle_message,
+                    handle,
                     concurrency=actor.concurrency,
                     prefetch=None if in_batches or actor.size == 1 else actor.size,
-                    batch_size=actor.size if in_batches else None,
-                    batch_seconds=0.2 if in_batches else None,
+                    **batches,
                 )
                 return
             except (RetryBudgetExhaustedError, CleanupFailedError, LeaseLostError):

@@ -80,7 +80,7 @@ def async_rmq_client(_rmq_clean_server: EmbeddedRedis) -> redis.asyncio.Redis:
 @pytest.fixture
 def make_rmq_queue(
     rmq_client: redis.Redis, request: pytest.FixtureRequest
-) -> Callable[..., redis_message_queue.RedisMessageQueue]:
+) -> Callable[..., redis_message_queue.RedisMessageQueue[Any]]:
     """``make_rmq_queue(name, **options)`` makes a queue object; without a name it is that of the test."""
     from redis_message_queue import RedisMessageQueue
 
@@ -90,7 +90,7 @@ def make_rmq_queue(
 @pytest.fixture
 def make_async_rmq_queue(
     async_rmq_client: redis.asyncio.Redis, request: pytest.FixtureRequest
-) -> Callable[..., redis_message_queue.asyncio.RedisMessageQueue]:
+) -> Callable[..., redis_message_queue.asyncio.RedisMessageQueue[Any]]:
     """``make_async_rmq_queue(name, **options)`` makes an asyncio queue; without a name it is that of the test."""
     from redis_message_queue.asyncio import RedisMessageQueue
 
@@ -107,16 +107,16 @@ def _maker(kind: Any, client: Any, request: pytest.FixtureRequest) -> Callable[.
 
 
 @pytest.fixture
-def rmq_queue(make_rmq_queue: Callable[..., Any]) -> redis_message_queue.RedisMessageQueue:
+def rmq_queue(make_rmq_queue: Callable[..., Any]) -> redis_message_queue.RedisMessageQueue[str]:
     """An empty queue, named after the test. It has the default options, but does not wait for messages."""
-    queue: redis_message_queue.RedisMessageQueue = make_rmq_queue()
+    queue: redis_message_queue.RedisMessageQueue[str] = make_rmq_queue()
     return queue
 
 
 @pytest.fixture
-def async_rmq_queue(make_async_rmq_queue: Callable[..., Any]) -> redis_message_queue.asyncio.RedisMessageQueue:
+def async_rmq_queue(make_async_rmq_queue: Callable[..., Any]) -> redis_message_queue.asyncio.RedisMessageQueue[str]:
     """An empty asyncio queue, named after the test. It has the default options, but does not wait for messages."""
-    queue: redis_message_queue.asyncio.RedisMessageQueue = make_async_rmq_queue()
+    queue: redis_message_queue.asyncio.RedisMessageQueue[str] = make_async_rmq_queue()
     return queue
 
 

@@ -22,7 +22,7 @@ Work = Callable[[Any], Coroutine[Any, Any, Any]]
 
 async def take(queue: RedisMessageQueue) -> None:
     async with queue.process_message() as message:
-        pytest.fail(f"delivered: {message}")
+        pytest.fail(f"delivered: {message!r}")
 
 
 async def take_many(queue: RedisMessageQueue) -> None:

@@ -34,7 +34,7 @@ def crash_with(queue: RedisMessageQueue, messages: int) -> None:
 def fail(queue: RedisMessageQueue, error: Exception) -> None:
     """Claim a message, and let its handler raise."""
 
-    def handler(message: str) -> None:
+    def handler(message: str | bytes) -> None:
         raise error
 
     with contextlib.suppress(type(error)):

@@ -110,7 +110,7 @@ def test_messages_are_cancelled_where_they_wait(editor, text_client):
     assert queue.stats().delayed == 0
     asked |= {"source": "pending", "id": [waiting.id, held.id]}
     assert "Marked 2 messages, to be dropped in turn." in change(editor, **asked)
-    handled: list[str] = []
+    handled: list[str | bytes] = []
     queue.run(lambda message: handled.append(message.payload), until_empty=True)
     assert handled == []
     assert "2 messages no longer in the queue." in change(editor, **asked)

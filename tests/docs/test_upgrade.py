@@ -78,7 +78,7 @@ def ended(process: "subprocess.Popen[str]", status: int = 0) -> list[str]:
 
 def test_old_and_new_producers_and_consumers_share_a_queue(old, clean_server, text_client):
     """Each message is handled once, whoever published it and whoever handles it."""
-    queue = RedisMessageQueue("orders", client=text_client, message_wait_interval_seconds=0.2)
+    queue = RedisMessageQueue[str]("orders", client=text_client, message_wait_interval_seconds=0.2)
     producer = start(old, PUBLISH, clean_server.url)
     queue.publish_many([f"new {number}" for number in range(200)])
     ended(producer)

@@ -27,7 +27,7 @@ class Operator:
     def __init__(self, client: Any, url: str) -> None:
         self.client, self.url = client, url
         self.queue = damage.queue_on(client)
-        self.delivered: list[bytes] = []
+        self.delivered: list[str | bytes] = []
         self._new = 0
 
     def look(self) -> list[Any]:

@@ -35,8 +35,8 @@ def main(port: int, seed: int) -> None:
 def work(queue: RedisMessageQueue, results: RedisMessageQueue, chance: random.Random) -> None:
     way = chance.random()
     if way < 0.3:
-        with queue.process_message() as message:
-            if message is not None and chance.random() < 0.5:
+        with queue.process_message() as payload:
+            if payload is not None and chance.random() < 0.5:
                 raise KeyError("for good") if chance.random() < 0.3 else ValueError("once more")
         return
     with queue.process_messages(chance.randint(1, 20)) as batch:

@@ -171,7 +171,7 @@ def process_all(queue: QueueProtocol) -> list[bytes]:
     """Handle messages, as the blocking shell does, until the queue is empty."""
     handled = []
     while True:
-        with ProcessMessage(queue) as payload:
+        with ProcessMessage[bytes](queue) as payload:
             if payload is None:
                 return handled
             handled.append(payload)

@@ -41,7 +41,7 @@ class Handing:
     def handle(self, *, before: Callable[[], Any] = lambda: None) -> list[bytes]:
         """Take the message, hand its results off, and leave; what was taken."""
         queues = {"orders": SimpleNamespace(_protocol=self.queue), "refunds": SimpleNamespace(_protocol=self.refunds)}
-        context = ProcessMessage(self.queue)
+        context = ProcessMessage[bytes](self.queue)
         with context as payload:
             if payload is None:
                 return []
@@ -50,6 +50,7 @@ class Handing:
             assert block is not None and block.claimed is not None
             results = [(queues[name], message, details) for name, message, details in RESULTS]
             finish(block.consumer.complete(block.claimed, results))
+        assert payload is not None
         return [payload]
 
     @property

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.topic("Testing")
 # A child on a busy machine needs more time than users want to wait for one that hangs.
 kill_and_redeliver: Any = functools.partial(testing.kill_and_redeliver, timeout_seconds=LIMIT_SECONDS)
 
-Make = Callable[..., RedisMessageQueue]
+Make = Callable[..., RedisMessageQueue[Any]]
 
 
 class Book:

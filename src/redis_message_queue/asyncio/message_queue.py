@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Generic, Unpack, cast, overload
 
 import redis.asyncio
 
@@ -23,7 +23,7 @@ from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consume.message_block import MessageBlock, current_message
 from redis_message_queue.protocol.consume.received_message import M
-from redis_message_queue.protocol.loop.run_options import Middleware, RunOptions, RunSummary
+from redis_message_queue.protocol.loop.run_options import LoopSettings, Middleware, RunOptions, RunSummary
 from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.operate.operator_methods import OperatorMethods
 from redis_message_queue.protocol.publish.publish_methods import PublishMethods
@@ -70,10 +70,10 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, PublishMethods[M], Pr
         part._protocol = self._protocol.partition(number)
         return part
 
-    def process_message(self) -> ProcessMessage:
-        return ProcessMessage(self._protocol)
+    def process_message(self) -> ProcessMessage[M]:
+        return ProcessMessage[M](self._protocol)
 
-    async def process_message_callback(self, handler: Callable[[Any], Any]) -> bool:
+    async def process_message_callback(self, handler: Callable[[M], object]) -> bool:
         checks.required_function("handler", handler)
         async with self.process_message() as message:
             if message is None:
@@ -85,6 +85,25 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, PublishMethods[M], Pr
 
     def process_messages(self, max_messages: int, *, wait_seconds: float | None = None) -> ProcessMessages[M]:
         return ProcessMessages[M](self._protocol, max_messages, wait_seconds)
+
+    @overload
+    async def run(
+        self,
+        handler: Callable[[ReceivedMessage[M]], object],
+        *,
+        batch_size: None = None,
+        **options: Unpack[LoopSettings],
+    ) -> RunSummary: ...
+
+    @overload
+    async def run(
+        self,
+        handler: Callable[[list[ReceivedMessage[M]]], object],
+        *,
+        batch_size: int,
+        batch_seconds: float | None = None,
+        **options: Unpack[LoopSettings],
+    ) -> RunSummary: ...
 
     @checks.suggests_options
     async def run(
@@ -138,14 +157,14 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, PublishMethods[M], Pr
         return self._protocol.is_drained
 
 
-class ProcessMessage(ProcessBound):
+class ProcessMessage(ProcessBound, Generic[M]):
     """One message for one ``with`` block."""
 
     def __init__(self, protocol: QueueProtocol) -> None:
         self._protocol = protocol
         self._block: MessageBlock | None = None
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> M | None:
         if self._block is not None:
             raise RuntimeError("this context is in use; call process_message() again for another message")
         block = self._block = self._protocol.message_block()
@@ -154,7 +173,7 @@ class ProcessMessage(ProcessBound):
             attempt = block.begin(await block.consumer.claim(1, wait))
             if attempt is None:
                 return None
-            payload = block.payload
+            payload: M = block.payload
             # The last step before the handler: up to here a cancellation leaves a claim that is recovered.
             attempt.state = HANDED_OVER
             return payload

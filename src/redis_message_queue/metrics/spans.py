@@ -66,7 +66,7 @@ class Spans:
             context.detach(current)
             span.end()
 
-    def processing(self, queue: str, messages: Sequence[ReceivedMessage], *, batch: bool = False) -> Processing:
+    def processing(self, queue: str, messages: Sequence[ReceivedMessage[Any]], *, batch: bool = False) -> Processing:
         """Return a consumer span that has not started."""
         return Processing(self, queue, messages, batch)
 
@@ -106,7 +106,7 @@ class Spans:
 class Processing:
     """The consumer span of one message or one batch. It is the current span while the messages are processed."""
 
-    def __init__(self, spans: Spans, queue: str, messages: Sequence[ReceivedMessage], batch: bool) -> None:
+    def __init__(self, spans: Spans, queue: str, messages: Sequence[ReceivedMessage[Any]], batch: bool) -> None:
         self._spans = spans
         self._queue = queue
         self._messages = messages
@@ -194,7 +194,7 @@ def trace_headers() -> dict[str, str]:
     return found
 
 
-def _extract_context(message: ReceivedMessage, here: Context) -> Context:
+def _extract_context(message: ReceivedMessage[Any], here: Context) -> Context:
     try:
         return propagate.extract(message.headers, context=here)
     except Exception as error:  # the message must not fail because of the user's propagator

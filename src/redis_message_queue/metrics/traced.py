@@ -52,7 +52,7 @@ class _Traced(QueueContract):
             messages = []
         return self._spans.processing(self._protocol.options.name, messages)
 
-    def _span_of_batch(self, batch: Sequence[ReceivedMessage]) -> Processing | None:
+    def _span_of_batch(self, batch: Sequence[ReceivedMessage[Any]]) -> Processing | None:
         """Return the span for all messages of a batch; None without any."""
         return self._spans.processing(self._protocol.options.name, batch, batch=True) if batch else None
 

@@ -31,7 +31,7 @@ class QueueProtocol:
     """What a queue object does: it applies the user's options around what the store can do."""
 
     def __init__(
-        self, options: QueueOptions, store: Store, message_class: type[ReceivedMessage] = ReceivedMessage
+        self, options: QueueOptions, store: Store, message_class: type[ReceivedMessage[Any]] = ReceivedMessage
     ) -> None:
         options.check_beside(
             visibility_timeout_seconds=store.options.message_visibility_timeout_seconds,

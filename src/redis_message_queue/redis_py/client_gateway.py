@@ -53,7 +53,7 @@ class ClientGateway(ProcessBound, GatewayContract):
     _port_class: ClassVar[Any]
     _runtime_class: ClassVar[Any]
     _contract: ClassVar[type[GatewayContract]]
-    _message_class: ClassVar[type[ReceivedMessage]]
+    _message_class: ClassVar[type[ReceivedMessage[Any]]]
 
     @classmethod
     def _of_client(cls, client: Any, settings: GatewayOptions) -> Self:

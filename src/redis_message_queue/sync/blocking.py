@@ -13,10 +13,11 @@ from redis_message_queue.protocol.publish.publish_methods import PublishMethods
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 def blocking(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
     """Return a method that runs an async one to its end. On a blocking port that never suspends."""
 

@@ -20,7 +20,7 @@ from redis_message_queue.values.checks import suggests_options
 @suggests_options
 @described_as(queue_contract.run_queues)
 def run_queues(
-    queues: Mapping[RedisMessageQueue, Any],
+    queues: Mapping[RedisMessageQueue[Any], Any],
     handler: Callable[[Any], Any] | None = None,
     *,
     concurrency: int = 1,

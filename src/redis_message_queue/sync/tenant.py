@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from redis_message_queue.options.queue_contract import TenantContract
 from redis_message_queue.protocol.consume.received_message import M
@@ -22,7 +22,7 @@ class Tenant(TenantContract, TenantQueue, Generic[M]):
 
     def publish(
         self,
-        message: M,
+        message: M | dict[str, Any],
         *,
         delay_seconds: float | None = None,
         at: datetime | None = None,
@@ -34,7 +34,7 @@ class Tenant(TenantContract, TenantQueue, Generic[M]):
 
     def publish_many(
         self,
-        messages: Iterable[M],
+        messages: Iterable[M | dict[str, Any]],
         *,
         delay_seconds: float | None = None,
         at: datetime | None = None,

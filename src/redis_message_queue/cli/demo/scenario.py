@@ -246,7 +246,7 @@ def _consume(scenario: Scenario, number: int, client: redis.Redis) -> None:
     interrupt = GracefulInterruptHandler([signal.SIGTERM])
     queue = _open_queue(client, interrupt=interrupt)
 
-    def handle(payload: str) -> None:
+    def handle(payload: str | bytes) -> None:
         message = queue.current_message()
         assert message is not None
         order, delivery = json.loads(payload)["order"], message.delivery_count

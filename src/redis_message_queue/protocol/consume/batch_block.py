@@ -37,7 +37,7 @@ class BatchBlock:
         self._claims: list[Claim] = []
         self._unsettled: dict[bytes, Claim] = {}  # by message id
         self._unanswered: dict[Claim, PiggybackedAck] = {}  # acks that were sent and may have arrived
-        self.messages: list[ReceivedMessage] = []
+        self.messages: list[ReceivedMessage[Any]] = []
 
     def claim(self) -> Coroutine[Any, Any, list[ClaimedPayload]]:
         """Claim messages, waiting for the first; there may be none."""
@@ -64,7 +64,7 @@ class BatchBlock:
         """Entering was interrupted: the next claim or a drain recovers what was claimed."""
         self.consumer.abandon()
 
-    async def ack(self, message: ReceivedMessage) -> bool:
+    async def ack(self, message: ReceivedMessage[Any]) -> bool:
         """Acknowledge one message now; whether it was still ours. After an error it can be acknowledged again."""
         claim = self._take(message, "ack")
         with self._settling(claim):
@@ -72,7 +72,7 @@ class BatchBlock:
         self.consumer.delivery.raise_if_cancelled()
         return owned
 
-    async def fail(self, message: ReceivedMessage, error: Exception) -> bool:
+    async def fail(self, message: ReceivedMessage[Any], error: Exception) -> bool:
         """Treat one message now as if its handler had raised ``error``; whether it was still ours."""
         if not isinstance(error, Exception):
             raise ConfigurationTypeError(f"error must be an Exception, not {type(error).__name__}")
@@ -82,7 +82,7 @@ class BatchBlock:
         self.consumer.delivery.raise_if_cancelled()
         return ending.was_ours
 
-    def _take(self, message: ReceivedMessage, operation: str) -> Claim:
+    def _take(self, message: ReceivedMessage[Any], operation: str) -> Claim:
         """The claim of a message, taken out so that no other call settles it meanwhile."""
         if not isinstance(message, ReceivedMessage):
             raise ConfigurationTypeError(f"message must be one of this batch, not {type(message).__name__}")

@@ -243,7 +243,7 @@ class Consumer(Claimant):
 
     # -- what a message asks
 
-    def received(self, claim: Claim, payload: Any) -> ReceivedMessage:
+    def received(self, claim: Claim, payload: Any) -> ReceivedMessage[Any]:
         """The message as its handler gets it."""
         if claim.delivery_count is None:
             raise GatewayContractError(

@@ -49,7 +49,7 @@ def _still_open(entry: _OpenBlock | None) -> _OpenBlock | None:
     return entry
 
 
-def current_message(queue: QueueProtocol) -> ReceivedMessage | None:
+def current_message(queue: QueueProtocol) -> ReceivedMessage[Any] | None:
     """The message that the running handler of this queue holds."""
     entry = _innermost.get()
     while entry is not None:
@@ -72,10 +72,10 @@ class MessageBlock:
         self.payload: Any = None
         self.is_left_alone = False  # leave the message to its lease, whatever the handler did
         self._open_block: _OpenBlock | None = None
-        self._current: ReceivedMessage | None = None
+        self._current: ReceivedMessage[Any] | None = None
 
     @property
-    def current(self) -> ReceivedMessage:
+    def current(self) -> ReceivedMessage[Any]:
         """The message with what is known about it, made on demand."""
         if self._current is None:
             assert self.claimed is not None and self.payload is not None

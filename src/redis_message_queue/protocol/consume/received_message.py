@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from redis_message_queue.protocol.consume.claim import Claim
     from redis_message_queue.protocol.consume.consumer import Consumer
 
-    M = TypeVar("M", default=Any)
+    M = TypeVar("M", default=str | bytes)  # without a codec, as the client decodes
 else:  # without the package at run time, and without defaults before Python 3.13
     from typing import TypeVar
 

@@ -42,7 +42,7 @@ class WorkItem:
     """What a handler is called with at once: one message, or a batch."""
 
     claims: Sequence[Claim]
-    messages: Sequence[ReceivedMessage]
+    messages: Sequence[ReceivedMessage[Any]]
     begun: bool = False  # set by the shell, as its last step before the handler
     taken_at: float = 0.0  # when a worker took it
     expires_at: float = math.inf  # when the first of its leases ends, unless that is renewed
@@ -84,7 +84,7 @@ class Prefetcher:
         self.late = LateSettlements(queue, self._lock, lambda: self._lease.over, self._meet)
         self.acks = AckBuffer(self._consumer, self.late, self._policy.flush_seconds, self._lock, self.summary)
         self._times_handlers = queue.options.max_processing_seconds is not None
-        self._filling: list[tuple[Claim, ReceivedMessage]] = []  # the next batch
+        self._filling: list[tuple[Claim, ReceivedMessage[Any]]] = []  # the next batch
         # What handlers are called with. A worker takes one and steps to the next. They leave this list when they begin,
         # so that a Ctrl-C at any moment finds them in one place at least.
         self._work_items: list[WorkItem] = []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from signal import Signals
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 from redis_message_queue.options.declared import QueueOptions
 from redis_message_queue.stored.bounds import MAX_MESSAGES
@@ -18,6 +18,18 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 Middleware = Callable[[Any, Callable[[Any], Any]], Any]
 """Called with what the handler gets and with a function that calls the handler, or the next middleware."""
+
+
+class LoopSettings(TypedDict, total=False):
+    """The options of `run` and `run_queues` that do not change what a handler gets, for type checkers."""
+
+    concurrency: int
+    prefetch: int | None
+    until_empty: bool
+    wait_for_retries: bool
+    middleware: Sequence[Middleware]
+    renew_leases: bool
+    signals: bool
 
 
 @dataclass(slots=True)

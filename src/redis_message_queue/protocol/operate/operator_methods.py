@@ -280,7 +280,7 @@ class OperatorMethods(Generic[M]):
         self,
         name: str,
         *,
-        message: M,
+        message: M | dict[str, Any],
         cron: str | None = None,
         every_seconds: float | None = None,
         timezone: str = "UTC",

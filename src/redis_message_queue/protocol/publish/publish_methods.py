@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.publish.message_builder import PublishOverrides
@@ -22,7 +22,7 @@ class PublishMethods(Generic[M]):
 
     async def publish(
         self,
-        message: M,
+        message: M | dict[str, Any],
         *,
         tenant: str | None = None,
         delay_seconds: float | None = None,
@@ -76,7 +76,7 @@ class PublishMethods(Generic[M]):
 
     async def publish_many(
         self,
-        messages: Iterable[M],
+        messages: Iterable[M | dict[str, Any]],
         *,
         tenant: str | None = None,
         delay_seconds: float | None = None,
@@ -115,7 +115,7 @@ class PublishMethods(Generic[M]):
 
     async def submit(
         self,
-        message: M,
+        message: M | dict[str, Any],
         *,
         tenant: str | None = None,
         delay_seconds: float | None = None,
@@ -159,7 +159,7 @@ class PublishMethods(Generic[M]):
 
     async def submit_many(
         self,
-        messages: Iterable[M],
+        messages: Iterable[M | dict[str, Any]],
         *,
         tenant: str | None = None,
         delay_seconds: float | None = None,
