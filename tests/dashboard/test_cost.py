@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import re
 import signal
 import sys
 import time
@@ -42,7 +43,7 @@ def test_a_page_reads_little_of_a_large_queue(client, start_dashboard):
         before = commands(client)
         page = Page(browser.get("/queue", params={"name": "orders"}))
         assert "25,000 waiting" in page.words
-        assert "5,000 tenants wait" in page.words
+        assert re.search(r"\d+ of 5,000 tenants: the longest of the next \d+ in turn", page.words)
         # The oldest message is found by one command for each tenant, and that is not repeated soon.
         assert commands(client) - before < 5_000 + 1_500
         before = commands(client)

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -122,6 +123,14 @@ def test_hostile_names_tenants_payloads_and_errors_are_only_text(looked):
 
 
 @pytest.mark.promise("Every page of the dashboard forbids inline scripts, other hosts and frames.")
+@pytest.mark.promise(
+    "The page of a dead letter names the consumer that had it; each page of the dashboard has one heading."
+)
+def test_every_page_has_one_heading(looked):
+    for path, response in looked.pages.items():
+        assert len(Page(response).all("h1")) == 1, path
+
+
 def test_every_answer_has_a_strict_policy(browser):
     paths = ("/", "/queue?name=orders", "/nowhere", "/static/dashboard.js", "/queue?name=a::pending::b", "/events")
     for path in paths:
@@ -419,6 +428,55 @@ def test_many_queues_come_in_pages_and_can_be_filtered(client, serve):
         last = Page(browser.get("/", params={"first": "100"}))
         assert "101 to 120 of 120" in last.words
         assert len([one for one in Page(browser.get("/", params={"q": "07"})).all("tr") if "data-row" in one]) == 12
+
+
+def rows(browser: httpx.Client, **asked: str) -> list[str]:
+    return [one["data-row"] for one in Page(browser.get("/", params=asked)).all("tr") if "data-row" in one]
+
+
+@pytest.mark.promise("The first page of the dashboard keeps its order, and can be sorted by each column.")
+def test_queues_keep_their_order_and_can_be_sorted(client, serve):
+    """By how bad it is, and by the name; or by a column, the largest first; or only those with dead letters."""
+    for name, pending in (("a", 1), ("b", 3), ("c", 2)):
+        open_queue(client, name).publish_many(["m"] * pending)
+        crash_with(open_queue(client, name), 1)
+    letters = open_queue(client, "d")
+    client.lpush(letters.key.dead_letter, *["dead"] * 50)
+    with serve("c", "a", "d", "b") as browser:
+        assert rows(browser) == ["d", "a", "b", "c"]
+        page = Page(browser.get("/"))
+        assert "50 dead letters" in page.words and "1 of 4 queues needs attention" in page.words
+        links = [one["href"] for one in page.all("a") if "sort=" in one.get("href", "")]
+        assert len(links) == 7
+        expected = {"name": ["a", "b", "c", "d"], "waiting": ["b", "c", "a", "d"], "dead": ["d", "a", "b", "c"]}
+        assert {column: rows(browser, sort=column) for column in expected} == expected
+        assert sorted(rows(browser, sort="oldest")) == sorted(rows(browser, sort="nonsense")) == ["a", "b", "c", "d"]
+        chosen = Page(browser.get("/", params={"sort": "waiting", "q": "", "dead": "1"}))
+        assert [one["aria-sort"] for one in chosen.all("th") if "aria-sort" in one] == ["descending"]
+        (events_url,) = (one["data-events"] for one in chosen.all("div") if "data-events" in one)
+        assert "sort=waiting" in events_url and "dead=1" in events_url
+        assert rows(browser, dead="1") == ["d"]
+        assert "No queue has dead letters" in Page(browser.get("/", params={"dead": "1", "q": "a"})).words
+
+
+@pytest.mark.promise(
+    "The page of a dead letter names the consumer that had it; each page of the dashboard has one heading."
+)
+@pytest.mark.promise("The page of a dead letter has its traceback, and names the consumer that had it.")
+def test_a_dead_letter_names_its_consumer(client, serve):
+    """The one that had it when it failed."""
+    queue = open_queue(client, "orders", consumer_name="billing", max_delivery_count=1)
+    queue.publish("a")
+    queue.run(fail_always, until_empty=True)
+    with serve("orders") as browser:
+        listed = Page(browser.get("/messages", params={"name": "orders", "source": "dead_letters"}))
+        page = Page(browser.get(next(one for one in listed.links if one.startswith("/message?"))))
+    assert f"Consumerbilling@{socket.gethostname()}:{os.getpid()}" in page.words
+    assert "fail_always" in page.words, "the traceback"
+
+
+def fail_always(message: Any) -> None:
+    raise ValueError("no such customer")
 
 
 def test_a_consumer_is_shown_with_its_name(client, serve):

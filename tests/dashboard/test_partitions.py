@@ -62,8 +62,8 @@ def test_a_partition_has_its_own_pages(browser):
     assert f"/queue?name={PARTITIONED}" in page.links
     listed = page_of(browser, "/messages", source="pending", partition="2")
     assert len([link for link in listed.links if link.startswith("/message?") and "partition=2" in link]) == 15
-    assert "2 tenants wait" in page_of(browser, "/tenants", partition="2").words
-    assert "2 tenants wait" in page_of(browser, "/tenants").words
+    assert "2 of 2 tenants" in page_of(browser, "/tenants", partition="2").words
+    assert "2 of 2 tenants" in page_of(browser, "/tenants").words
     assert browser.get("/queue", params={"name": PARTITIONED, "partition": PARTITIONS}).status_code == 404
     assert browser.get("/queue", params={"name": PARTITIONED, "partition": "x"}).status_code == 404
 

@@ -36,7 +36,7 @@ from redis_message_queue.dashboard.search import (
     messages_of,
 )
 from redis_message_queue.dashboard.verdict import Level
-from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, QueueWatch, Watch, Watches
+from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, QueueWatch, Watch, Watches, in_order
 from redis_message_queue.metrics.server_queues import ServerQueues
 from redis_message_queue.values import wording
 from redis_message_queue.values.checks import flag
@@ -209,7 +209,10 @@ class Dashboard:
     async def _queues(self, request: Request) -> dict[str, Any]:
         wanted = request.query_params.get("q", "")
         names = [name for name in await self._server.known() if wanted.lower() in name.lower()]
-        watches = await self._watches.look_at(names[:_MOST_QUEUES])
+        sort, dead = request.query_params.get("sort", ""), request.query_params.get("dead", "")
+        watches = in_order(await self._watches.look_at(names[:_MOST_QUEUES]), sort)
+        if dead:
+            watches = [watch for watch in watches if watch.now is not None and watch.now.stats.dead_letters]
         levels = [watch.headline.level for watch in watches]
         first = _number(request, "first")
         after = first + _QUEUES_A_PAGE
@@ -219,6 +222,8 @@ class Dashboard:
             "first": first,
             "after": after if after < len(watches) else None,
             "q": wanted,
+            "sort": sort,
+            "dead": dead,
             "levels": {level: levels.count(level) for level in Level},
             "discovers": self._server.discovers,
         }

@@ -234,7 +234,11 @@ def _failures(now: Sample) -> Iterator[Finding]:
             )
         elif total:
             newest = f", the newest {age(_seconds_since(records[0], now.at))} old" if records else ""
-            yield Finding(Level.WORKING, f"{count(total)} {one if total == 1 else several}{newest}.", "", source)
+            text = f"{count(total)} {one if total == 1 else several}{newest}."
+            if source == "failed":  # a list that the user wanted, which keeps what it has
+                yield Finding(Level.WORKING, text, "", source)
+            else:
+                yield Finding(Level.WARNING, text, "Redrive them when the cause is fixed, or purge them.", source)
 
 
 def _calm(now: Sample) -> Finding:

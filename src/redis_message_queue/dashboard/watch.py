@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from redis.exceptions import RedisError
@@ -247,7 +248,7 @@ class Watches:
         return watch
 
     async def look_at(self, names: Sequence[str]) -> list[Watch]:
-        """Look at several queues, a few at a time, and return those that need attention first.
+        """Look at several queues, a few at a time, and return their watches.
 
         The more there are, the less often each of them is read: about a hundred commands a second for all of them.
         """
@@ -259,7 +260,35 @@ class Watches:
                 await watch.look(seconds)
 
         await asyncio.gather(*map(look, watches))
-        return sorted(watches, key=urgency)
+        return watches
+
+
+COLUMNS = {
+    "waiting": "pending",
+    "in_flight": "processing",
+    "delayed": "delayed",
+    "failed": "failed",
+    "dead": "dead_letters",
+}
+"""The columns of counts by which the first page can be sorted; also by the name, and by the age of the oldest."""
+
+
+def in_order(watches: Iterable[Watch], column: str) -> list[Watch]:
+    """Return watches with the largest first, by the name if they are equal; without a column, the worst first.
+
+    The order by how bad it is has no numbers in it: the rows of working queues would change places all the time.
+    """
+
+    def key(watch: Watch) -> tuple[float, str]:
+        if column == "name" or watch.now is None:
+            return 0.0 if column == "name" else -math.inf, watch.name
+        if column == "oldest":
+            return -(watch.now.oldest_seconds or 0.0), watch.name
+        if column in COLUMNS:
+            return -float(getattr(watch.now.stats, COLUMNS[column])), watch.name
+        return watch.headline.level, watch.name
+
+    return sorted(watches, key=key)
 
 
 def urgency(watch: Watch) -> tuple[int, float, str]:
