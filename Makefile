@@ -25,7 +25,7 @@ INSTALL = $(@D)/bin/python -m pip install --disable-pip-version-check --no-compi
 
 # One environment in three steps: what shows the queue at work, what makes the report of it, and what the tests need.
 $(VENV)/.pip:
-	$(call new_environment,$(VENV))
+	$(if $(wildcard $(VENV)/.installed),,$(call new_environment,$(VENV)))
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.pip
