@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Generic, cast, overload
+from typing import Generic
 
 from redis_message_queue.asyncio.message import ReceivedMessage
-from redis_message_queue.options.queue_contract import BatchContract
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.batch_block import BatchBlock
+from redis_message_queue.protocol.consume.batch_methods import BatchMethods
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.queue import QueueProtocol
 
 
-class Batch(BatchContract, ProcessBound, Sequence[ReceivedMessage[M]]):
+class Batch(BatchMethods[ReceivedMessage[M]]):
     """The messages of a batch, in the order of their delivery."""
-
-    def __init__(self, block: BatchBlock) -> None:
-        self._block = block
-
-    @overload
-    def __getitem__(self, place: int) -> ReceivedMessage[M]: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[ReceivedMessage[M]]: ...
-
-    def __getitem__(self, place: int | slice) -> ReceivedMessage[M] | Sequence[ReceivedMessage[M]]:
-        return cast("ReceivedMessage[M] | Sequence[ReceivedMessage[M]]", self._block.messages[place])
-
-    def __len__(self) -> int:
-        return len(self._block.messages)
-
-    def __iter__(self) -> Iterator[ReceivedMessage[M]]:
-        return cast(Iterator[ReceivedMessage[M]], iter(self._block.messages))
-
-    async def ack(self, message: ReceivedMessage[M]) -> bool:
-        return await self._block.ack(message)
-
-    async def fail(self, message: ReceivedMessage[M], error: Exception) -> bool:
-        return await self._block.fail(message, error)
 
 
 class ProcessMessages(ProcessBound, Generic[M]):

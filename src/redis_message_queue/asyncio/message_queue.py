@@ -17,7 +17,6 @@ from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.redis_gateway import RedisGateway
 from redis_message_queue.asyncio.tenant import Tenant
 from redis_message_queue.options import declared as options
-from redis_message_queue.options.queue_contract import QueueContract
 from redis_message_queue.process.loop_signals import stopped_by_signals
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
@@ -28,8 +27,8 @@ from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.operate.operator_methods import OperatorMethods
 from redis_message_queue.protocol.publish.publish_methods import PublishMethods
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.queue_contract import QueueContract
 from redis_message_queue.redis_py.client_gateway import open_queue
-from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values import checks
 from redis_message_queue.version import __version__
 
@@ -56,14 +55,6 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, PublishMethods[M], Pr
     @options.constructor(QueueArguments)
     def __init__(self, arguments: QueueArguments) -> None:
         self._protocol = open_queue(arguments, RedisGateway)
-
-    @property
-    def key(self) -> QueueKeys:
-        return self._protocol.keys
-
-    @property
-    def partitions(self) -> int:
-        return len(self._protocol.parts)
 
     def partition(self, number: int) -> RedisMessageQueue:
         part = object.__new__(RedisMessageQueue)
@@ -147,14 +138,6 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, PublishMethods[M], Pr
     async def aclose(self, timeout: float | None = None) -> bool:
         """Do the same as `drain`."""
         return await self.drain(timeout)
-
-    @property
-    def is_draining(self) -> bool:
-        return self._protocol.gate.is_shut
-
-    @property
-    def is_drained(self) -> bool:
-        return self._protocol.is_drained
 
 
 class ProcessMessage(ProcessBound, Generic[M]):

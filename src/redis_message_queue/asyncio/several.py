@@ -7,12 +7,12 @@ from typing import Any
 
 from redis_message_queue.asyncio.handlers import TASKS, wrapped
 from redis_message_queue.asyncio.message_queue import RedisMessageQueue
-from redis_message_queue.options import queue_contract
-from redis_message_queue.options.queue_contract import described_as
 from redis_message_queue.process.loop_signals import stopped_by_signals
+from redis_message_queue.protocol import queue_contract
 from redis_message_queue.protocol.loop.run_options import Middleware, RunSummary
 from redis_message_queue.protocol.loop.shared_loop import QueuesRun
 from redis_message_queue.protocol.loop.turns import Share, checked_shares
+from redis_message_queue.protocol.queue_contract import described_as
 from redis_message_queue.values.checks import suggests_options
 
 

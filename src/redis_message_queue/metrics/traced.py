@@ -12,7 +12,6 @@ from typing import Any
 from redis_message_queue.asyncio import RedisMessageQueue as AsyncioQueue
 from redis_message_queue.metrics.spans import Processing, Spans, trace_headers
 from redis_message_queue.options.declared import QueueOptions
-from redis_message_queue.options.queue_contract import QueueContract
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 from redis_message_queue.protocol.event_emitter import log
@@ -20,6 +19,7 @@ from redis_message_queue.protocol.loop.run_options import RunSummary
 from redis_message_queue.protocol.publish.publish_methods import PublishMethods
 from redis_message_queue.protocol.publish.publisher import listed
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.queue_contract import QueueContract
 from redis_message_queue.sync.blocking import blocking
 from redis_message_queue.sync.message_queue import RedisMessageQueue as SyncQueue
 from redis_message_queue.values.checks import functions

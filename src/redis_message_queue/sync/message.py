@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from redis_message_queue.protocol import queue_contract
 from redis_message_queue.protocol.consume import received_message as messages
 from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.queue_contract import described_as
 
 
 class ReceivedMessage(messages.ReceivedMessage[M]):
@@ -15,18 +17,6 @@ class ReceivedMessage(messages.ReceivedMessage[M]):
 
     __slots__ = ()
 
+    @described_as(queue_contract.complete)
     def complete(self, publish: Sequence[tuple[Any, ...]] = ()) -> None:
-        """Acknowledge this message now, and publish its results in the same step: all of it happens, or nothing.
-
-        Args:
-            publish: Pairs of a queue and a message, or triples with arguments of `publish` as a dict, for example
-                ``{"tenant": "acme"}``. The queues must be on the same server; on a cluster they must share a hash
-                tag. A duplicate in one of them is no error.
-
-        Raises:
-            LeaseLostError: Another consumer may have the message; nothing was published.
-            QueueBackpressureError: One of the queues is full; nothing was published, and the message is still yours.
-            ConfigurationError: The queues are not on the same server, or a message was completed before.
-            CleanupFailedError: Redis did not confirm it. All of it has happened, or nothing; you can complete it again.
-        """
         finish(self._holder.complete(self._claim, publish))

@@ -11,7 +11,6 @@ from typing import Any, Generic, Unpack, cast, overload
 import redis
 
 from redis_message_queue.options import declared as options
-from redis_message_queue.options.queue_contract import QueueContract
 from redis_message_queue.process.loop_signals import stopped_by_signals
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
@@ -21,8 +20,8 @@ from redis_message_queue.protocol.loop.run_options import LoopSettings, Middlewa
 from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.protocol.queue_contract import QueueContract
 from redis_message_queue.redis_py.client_gateway import open_queue
-from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.sync.abstract import AbstractRedisGateway
 from redis_message_queue.sync.awaitable import refuse_awaitable
 from redis_message_queue.sync.batch import ProcessMessages
@@ -61,14 +60,6 @@ class RedisMessageQueue(BlockingOperatorMethods[M], QueueContract, BlockingPubli
         for listener in checks.functions("on_event", arguments.on_event):
             checks.plain_function("on_event", listener)
         self._protocol = open_queue(arguments, RedisGateway)
-
-    @property
-    def key(self) -> QueueKeys:
-        return self._protocol.keys
-
-    @property
-    def partitions(self) -> int:
-        return len(self._protocol.parts)
 
     def partition(self, number: int) -> RedisMessageQueue:
         part = object.__new__(RedisMessageQueue)
@@ -154,14 +145,6 @@ class RedisMessageQueue(BlockingOperatorMethods[M], QueueContract, BlockingPubli
     def close(self, timeout: float | None = None) -> bool:
         """Do the same as `drain`."""
         return self.drain(timeout)
-
-    @property
-    def is_draining(self) -> bool:
-        return self._protocol.gate.is_shut
-
-    @property
-    def is_drained(self) -> bool:
-        return self._protocol.is_drained
 
 
 class ProcessMessage(ProcessBound, Generic[M]):

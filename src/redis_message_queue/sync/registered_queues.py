@@ -6,8 +6,10 @@ from typing import Any
 
 import redis
 
+from redis_message_queue.protocol import queue_contract
 from redis_message_queue.protocol.operate.registry import gateway_settings, registered_queues
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.queue_contract import described_as
 from redis_message_queue.redis_py import wire
 from redis_message_queue.sync.message_queue import RedisMessageQueue
 from redis_message_queue.sync.redis_gateway import RedisGateway
@@ -15,37 +17,16 @@ from redis_message_queue.sync.redis_port import BlockingPort
 from redis_message_queue.values.messages import RegisteredQueue
 
 
+@described_as(queue_contract.queues)
 def queues(client: redis.Redis | redis.RedisCluster, *, max_queues: int = 1_000) -> list[RegisteredQueue]:
-    """Return the queues of a server, sorted by name.
-
-    A queue registers itself at its first contact with the server, as far as its Redis user may do that. So a queue can
-    be missing here that exists. One whose keys were deleted is left out.
-
-    Args:
-        client: A redis-py client.
-        max_queues: How many queues to return at most.
-
-    Raises:
-        ConfigurationError: An argument cannot be used.
-        RetryBudgetExhaustedError: Redis could not be reached in time.
-    """
     wire.refuse_unusable_client(client, asynchronous=False)
     return finish(registered_queues(BlockingPort(client), max_queues))
 
 
+@described_as(queue_contract.open_registered)
 def open_registered(
     registered: RegisteredQueue, client: redis.Redis | redis.RedisCluster, **options: Any
 ) -> RedisMessageQueue:
-    """Return a queue object for a queue that `queues` has returned.
-
-    Args:
-        registered: The entry of the queue.
-        client: A redis-py client of the same server.
-        options: Further options of `RedisGateway`, for example ``retry_budget_seconds``.
-
-    Raises:
-        ConfigurationError: An argument cannot be used.
-    """
     gateway = RedisGateway(redis_client=client, **gateway_settings(registered) | options)
     return RedisMessageQueue(
         registered.name, gateway=gateway, key_separator=registered.key_separator, partitions=registered.partitions

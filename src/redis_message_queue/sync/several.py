@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from redis_message_queue.options import queue_contract
-from redis_message_queue.options.queue_contract import described_as
 from redis_message_queue.process.loop_signals import stopped_by_signals
+from redis_message_queue.protocol import queue_contract
 from redis_message_queue.protocol.loop.run_options import Middleware, RunSummary
 from redis_message_queue.protocol.loop.shared_loop import QueuesRun
 from redis_message_queue.protocol.loop.turns import Share, checked_shares
 from redis_message_queue.protocol.port import finish
+from redis_message_queue.protocol.queue_contract import described_as
 from redis_message_queue.sync.handlers import THREADS, wrapped
 from redis_message_queue.sync.message_queue import RedisMessageQueue
 from redis_message_queue.values.checks import suggests_options

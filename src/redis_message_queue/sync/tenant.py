@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
 
-from redis_message_queue.options.queue_contract import TenantContract
 from redis_message_queue.protocol.consume.received_message import M
 from redis_message_queue.protocol.operate.tenant_methods import TenantMethods, TenantQueue
+from redis_message_queue.protocol.queue_contract import TenantContract
 from redis_message_queue.sync.blocking import blocking
 
 if TYPE_CHECKING:

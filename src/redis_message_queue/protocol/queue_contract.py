@@ -1,12 +1,15 @@
-"""The methods of a queue, described once for both shells: arguments, results and errors.
+"""What both shells have with types of their own, described once: arguments, results and errors.
 
-Each shell overrides every method, with its own types. `help()`, editors and the reference page find the text here.
+Each shell overrides every method. `help()`, editors and the reference page find the text here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from redis_message_queue.protocol.queue import QueueProtocol
+from redis_message_queue.stored.keys import QueueKeys
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,19 +25,23 @@ def described_as(described: Callable[..., Any]) -> Callable[[Function], Function
 
 
 class QueueContract:
-    """The methods for producers and consumers."""
+    """The methods for consumers."""
+
+    _protocol: QueueProtocol
 
     @property
-    def key(self) -> Any:
+    def key(self) -> QueueKeys:
         """The names of this queue's Redis keys.
 
         Raises:
             ConfigurationError: The queue has partitions, each with its own keys: use `partition`.
         """
+        return self._protocol.keys
 
     @property
-    def partitions(self) -> Any:
+    def partitions(self) -> int:
         """How many partitions the queue has."""
+        return len(self._protocol.parts)
 
     def partition(self, *args: Any, **kwargs: Any) -> Any:
         """Return one partition as a queue of its own, to look at its keys or to work with this part alone.
@@ -166,12 +173,14 @@ class QueueContract:
         """
 
     @property
-    def is_draining(self) -> Any:
+    def is_draining(self) -> bool:
         """Whether `drain` was called on this object."""
+        return self._protocol.gate.is_shut
 
     @property
-    def is_drained(self) -> Any:
+    def is_drained(self) -> bool:
         """Whether a `drain` of this object has finished."""
+        return self._protocol.is_drained
 
 
 class TenantContract:
@@ -201,35 +210,6 @@ class TenantContract:
 
         Raises:
             Exception: What `RedisMessageQueue.publish_many` raises.
-        """
-
-
-class BatchContract:
-    """The methods that settle single messages of a batch."""
-
-    def ack(self, *args: Any, **kwargs: Any) -> Any:
-        """Acknowledge this message now. Returns False if its lease was lost.
-
-        Args:
-            message: A message of this batch.
-
-        Raises:
-            ConfigurationError: The message is not of this batch, or was settled before.
-            CleanupFailedError: Redis could not be reached in time. The message is still in the batch: call it again,
-                or leave the block.
-        """
-
-    def fail(self, *args: Any, **kwargs: Any) -> Any:
-        """Fail this message now, as if its handler had raised ``error``. Returns False if its lease was lost.
-
-        Args:
-            message: A message of this batch.
-            error: Why it failed; it is kept with the message and decides about a retry. It may be a `RetryLater`,
-                `Discard` or `DeadLetter`.
-
-        Raises:
-            ConfigurationError: The message is not of this batch, or was settled before.
-            CleanupFailedError: Redis could not be reached in time. The message is still in the batch.
         """
 
 
@@ -265,4 +245,49 @@ def run_queues(*args: Any, **kwargs: Any) -> Any:
     Raises:
         ConfigurationError: An argument cannot be used.
         RetryBudgetExhaustedError: Redis could not be reached in time, for any of the queues that are left.
+    """
+
+
+def complete(*args: Any, **kwargs: Any) -> Any:
+    """Acknowledge this message now, and publish its results in the same step: all of it happens, or nothing.
+
+    Args:
+        publish: Pairs of a queue and a message, or triples with arguments of `publish` as a dict, for example
+            ``{"tenant": "acme"}``. The queues must be on the same server; on a cluster they must share a hash
+            tag. A duplicate in one of them is no error.
+
+    Raises:
+        LeaseLostError: Another consumer may have the message; nothing was published.
+        QueueBackpressureError: One of the queues is full; nothing was published, and the message is still yours.
+        ConfigurationError: The queues are not on the same server, or a message was completed before.
+        CleanupFailedError: Redis did not confirm it. All of it has happened, or nothing; you can complete it again.
+    """
+
+
+def queues(*args: Any, **kwargs: Any) -> Any:
+    """Return the queues of a server, sorted by name.
+
+    A queue registers itself at its first contact with the server, as far as its Redis user may do that. So a queue can
+    be missing here that exists. One whose keys were deleted is left out.
+
+    Args:
+        client: A redis-py client.
+        max_queues: How many queues to return at most.
+
+    Raises:
+        ConfigurationError: An argument cannot be used.
+        RetryBudgetExhaustedError: Redis could not be reached in time.
+    """
+
+
+def open_registered(*args: Any, **kwargs: Any) -> Any:
+    """Return a queue object for a queue that `queues` has returned.
+
+    Args:
+        registered: The entry of the queue.
+        client: A redis-py client of the same server.
+        options: Further options of `RedisGateway`, for example ``retry_budget_seconds``.
+
+    Raises:
+        ConfigurationError: An argument cannot be used.
     """
