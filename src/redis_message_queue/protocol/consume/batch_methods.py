@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.batch_block import BatchBlock
 from redis_message_queue.protocol.consume.received_message import ReceivedMessage
 
-R = TypeVar("R", bound=ReceivedMessage)  # of a shell
+R = TypeVar("R", bound=ReceivedMessage[Any])  # of a shell
 
 
 class BatchSequence(ProcessBound, Sequence[R]):
