@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from redis_message_queue import CleanupFailedError, NotPermittedError, RetryPolicy
+from redis_message_queue.protocol.loop.worker_entry import WorkerEntry
 from redis_message_queue.stored.permissions import CONSUMER, OPERATOR, PRODUCER, Role, example
 from redis_message_queue.stored.scripts import all_names, script
 from tests.contract.shells import Awaited, Shell, claim_and_die, take
@@ -112,6 +113,10 @@ async def consume(shell: Shell, client: Any) -> None:
             await done
     assert await take(queue) is not None
     assert await take(queue) is None  # it has waited for the wake-up key
+    entry = WorkerEntry(queue.queue._protocol, 1, lambda: False)
+    for description in (entry._description(), ""):  # as its loop does while it runs, and when it ends
+        await entry._write(description)
+        assert len(await Awaited(admin).workers()) == (description != "")
 
 
 async def operate(shell: Shell, client: Any) -> None:
@@ -134,6 +139,8 @@ async def operate(shell: Shell, client: Any) -> None:
     shell.redis.lpush(queue.key.dead_letter, "letter")
     await call("redrive_dead_letters")
     await call("tenants")
+    await call("workers")
+    assert (await call("why", "ab" * 16)).cause == "unknown"
     await call("cancel", "ab" * 16)
     assert await call("schedule", "s", every_seconds=60, message="m")
     assert [one.name for one in await call("schedules")] == ["s"]
