@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.process.interrupt import BaseGracefulInterruptHandler
@@ -23,13 +23,12 @@ from redis_message_queue.protocol.consume.settle import (
     TerminalList,
 )
 from redis_message_queue.protocol.port import Answer, Runtime
-from redis_message_queue.protocol.publish.confirm import Sent
 from redis_message_queue.protocol.publish.sender import OutgoingMessage, Published
 from redis_message_queue.protocol.store import Store
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.envelope import Envelope
 from redis_message_queue.stored.keys import QueueKeys
-from redis_message_queue.values.errors import GatewayContractError, PublishNotConfirmedError
+from redis_message_queue.values.errors import GatewayContractError
 from redis_message_queue.values.messages import ClaimedMessage
 
 
@@ -81,6 +80,15 @@ class CustomGatewayClaim(Claim):
 _NOWHERE: Any = None  # an attempt has no part or reply slot here: it stays idle, and nothing can be recovered later
 
 
+def _lacking(capability: str) -> Callable[..., Any]:
+    """Return a method that raises, because the seven operations cannot do this."""
+
+    def refuse(self: Any, *arguments: Any, **options: Any) -> NoReturn:
+        raise self._capabilities.lacks(capability)
+
+    return refuse
+
+
 class CustomGatewaySender:
     """Publishes through `publish_message` and `add_message`, which take one message without any details."""
 
@@ -112,11 +120,8 @@ class CustomGatewaySender:
                 accepted = _true_or_false(answer, gateway, "publish_message")
         return replace(context.published or Published([]), accepted=[accepted])
 
-    def find_sent(self, error: PublishNotConfirmedError, payloads: list[bytes]) -> Sent:
-        raise self._capabilities.lacks("repeats")
-
-    async def send_again(self, sent: Sent, limit: float | None = None) -> Published:
-        raise self._capabilities.lacks("repeats")
+    find_sent = _lacking("repeats")
+    send_again = _lacking("repeats")
 
 
 class CustomGatewayClaimer:
@@ -234,30 +239,9 @@ class CustomGatewaySettler:
         answer = await self._runtime.call_user(renew, self._keys.processing, claim.stored, claim.lease_token)
         return [_true_or_false(answer, self._gateway, "renew_message_lease")]
 
-    def attach(
-        self, claims: Sequence[Claim], terminal_list: TerminalList | None, reason: SettleReason | None = None
-    ) -> list[PiggybackedAck]:
-        raise self._capabilities.lacks("batches")
-
-    async def retry_later(
-        self,
-        claim: Claim,
-        delay_seconds: float,
-        error: Exception,
-        cancellations: Cancellations | None = None,
-        handled: Sequence[int] = (),
-    ) -> bool:
-        raise self._capabilities.lacks("retries")
-
-    async def requeue(
-        self,
-        claims: Sequence[Claim],
-        *,
-        forgiven: bool,
-        cancellations: Cancellations | None = None,
-        budget: float | None = None,
-    ) -> list[bool]:
-        raise self._capabilities.lacks("batches")
+    attach = _lacking("batches")
+    retry_later = _lacking("retries")
+    requeue = _lacking("batches")
 
 
 class _DeliveryEnd(BaseGracefulInterruptHandler):
