@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from redis_message_queue.dashboard.queue_verdict import Level, findings
 from redis_message_queue.dashboard.rates import rates_of_journal, rates_of_records
 from redis_message_queue.dashboard.sample import GroupLag, HeldLease, Sample
 from redis_message_queue.dashboard.text import payload_views, points, rate
-from redis_message_queue.dashboard.verdict import Level, findings
 from redis_message_queue.values.messages import ConnectedWorker, MessageRecord, QueueStats
 from redis_message_queue.values.wording import age, one_line
 

@@ -25,6 +25,7 @@ from redis_message_queue.dashboard import text
 from redis_message_queue.dashboard.access import HEADERS, Access
 from redis_message_queue.dashboard.changes import MOST_IDS, Change
 from redis_message_queue.dashboard.history import History, history_of
+from redis_message_queue.dashboard.queue_verdict import Level
 from redis_message_queue.dashboard.search import (
     CANCELLED,
     REDRIVEN,
@@ -35,7 +36,6 @@ from redis_message_queue.dashboard.search import (
     matcher,
     messages_of,
 )
-from redis_message_queue.dashboard.verdict import Level
 from redis_message_queue.dashboard.watch import INTERVAL_SECONDS, UNREADABLE, QueueWatch, Watch, Watches, in_order
 from redis_message_queue.metrics.server_queues import ServerQueues
 from redis_message_queue.values import wording

@@ -12,9 +12,9 @@ from dataclasses import replace
 from redis.exceptions import RedisError
 
 from redis_message_queue.asyncio import RedisMessageQueue
+from redis_message_queue.dashboard.queue_verdict import Finding, Level, findings, unreachable
 from redis_message_queue.dashboard.sample import QueueDetails, Sample, Sampler, TenantBacklog
 from redis_message_queue.dashboard.sums import merged_tenants, summed_details, summed_sample
-from redis_message_queue.dashboard.verdict import Finding, Level, findings, unreachable
 from redis_message_queue.values.errors import PartitionCountError, RedisMessageQueueError
 from redis_message_queue.values.plain_values import error_text
 
