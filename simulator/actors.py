@@ -7,7 +7,7 @@ query over a blocking one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -39,7 +39,7 @@ from redis_message_queue.values.errors import (
     QueueDrainedError,
     RetryBudgetExhaustedError,
 )
-from redis_message_queue.values.events import EventOperation, QueueEvent
+from redis_message_queue.values.events import EventOperation, EventOutcome, QueueEvent
 from simulator.bridge import BlockingSimulatedPort, block_on, run_blocking
 from simulator.loop import Process
 from simulator.oracle.ticks import MARK, name_of, named
@@ -101,6 +101,8 @@ class Life:
     def _on_event(self, event: QueueEvent) -> None:
         if event.operation is EventOperation.CLEANUP_FAILED:
             self.give_up()
+        if event.operation is EventOperation.ACK and event.outcome is EventOutcome.SUCCESS and event.message_id:
+            self.world.check(self.world.ledger.acknowledged, event.message_id)
 
     def give_up(self) -> None:
         """Leave what this process knows it holds to the leases: not a claim without an answer, nor later ones."""
@@ -194,10 +196,14 @@ class Life:
 
     async def _publish_together(self, count: int) -> None:
         """Publish in several tasks; sometimes one of them is cancelled, and what becomes of its message is open."""
-        random = self.random
         tasks = [asyncio.ensure_future(self._publish()) for _ in range(count)]
+        await self._end_together(tasks, cancels=self.random.random() < 0.3)
+
+    async def _end_together(self, tasks: Sequence[asyncio.Future[None]], *, cancels: bool) -> None:
+        """Wait for several tasks, and perhaps cancel one of them soon; raise what one of them has raised."""
+        random = self.random
         try:
-            if random.random() < 0.3:
+            if cancels:
                 await asyncio.sleep(random.choice((0.0, 0.001, 0.01, 0.3)))
                 random.choice(tasks).cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -269,6 +275,14 @@ class Life:
         return 0.0 if all(one.store.calls.has_connected for one in parts) else 5.25
 
     async def _single(self) -> None:
+        """Work in blocks, one after the other; with several tasks, their acknowledgements meet."""
+        if self.actor.concurrency == 1:
+            await self._work_in_blocks()
+        else:
+            tasks = [asyncio.ensure_future(self._work_in_blocks()) for _ in range(self.actor.concurrency)]
+            await self._end_together(tasks, cancels=False)
+
+    async def _work_in_blocks(self) -> None:
         wait = self.queue._protocol.store.options.message_wait_interval_seconds
         while not self.finishing:
             try:

@@ -17,14 +17,16 @@ from unittest import mock
 
 from redis_message_queue.protocol import queue as protocol_queue
 from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.consume.ack_group import AckGroups
 from redis_message_queue.protocol.consume.batch_block import BatchBlock
 from redis_message_queue.protocol.consume.claimer import ClaimRound
+from redis_message_queue.protocol.consume.settle import SETTLED
+from redis_message_queue.protocol.group_commit import GroupCommit
 from redis_message_queue.protocol.loop.prefetcher import Prefetcher
 from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.operate.cancel import Canceller
 from redis_message_queue.protocol.parts import ClaimGroup, Parts
-from redis_message_queue.protocol.publish import group_commit
-from redis_message_queue.protocol.publish.group_commit import GroupCommit
+from redis_message_queue.protocol.publish.publish_group import PublishGroups
 from redis_message_queue.protocol.publish.publisher import Publisher
 from redis_message_queue.protocol.schedule_timing import Timing
 from redis_message_queue.stored.scripts import Script, all_names, script
@@ -133,17 +135,23 @@ async def _withdraw_nothing(self: Any, message_id: str) -> None:
     """As `Canceller.withdraw`, without doing it."""
 
 
-async def _send_under_a_new_number(self: Any, callers: Any, call: Any, sender: Any) -> None:
-    """As `GroupCommit._send`, but whoever takes over a group gives it another number."""
+async def _send_under_a_new_number(self: Any, callers: Any, call: Any) -> None:
+    """As `GroupCommit._send`, but whoever takes over a group of publishes gives it another number."""
     group = callers.group
-    if group is not None:
+    if group is not None and self._kind.operation == "publish":
         callers.group = replace(group, arguments=(group.slot.next_call(), *group.arguments[1:]))
-    await _send(self, callers, call, sender)
+    await _send(self, callers, call)
 
 
-def _read_the_neighbours(reply: Any, members: Any, sender: Any) -> Any:
-    """As `group_commit._read`, but each caller gets the answer of the one before it."""
-    again = _read(reply, members, sender)
+def _request_without_the_last(self: Any, slot: Any, members: Any) -> Any:
+    """As `AckGroups.request`, but the last of several messages is forgotten, and called settled."""
+    members[-1].outcome = SETTLED if len(members) > 1 else None
+    return _request(self, slot, members[:-1] if len(members) > 1 else members)
+
+
+def _read_the_neighbours(self: Any, reply: Any, members: Any) -> Any:
+    """As `PublishGroups.read`, but each caller gets the answer of the one before it."""
+    again = _read(self, reply, members)
     outcomes = [one.outcome for one in members]
     for one, outcome in zip(members, (outcomes[-1], *outcomes), strict=False):
         one.outcome = outcome
@@ -151,18 +159,24 @@ def _read_the_neighbours(reply: Any, members: Any, sender: Any) -> Any:
 
 
 _due = Timing.due
-_send, _read = GroupCommit._send, group_commit._read
+_send, _read = GroupCommit._send, PublishGroups.read
+_request = AckGroups.request
 MUTANTS = (
     # -- group commit
     Mutant(
         "whoever takes over a group sends it under a new number",
-        "protocol/publish/group_commit.py",
+        "protocol/group_commit.py",
         patch=_replaced(GroupCommit, "_send", _send_under_a_new_number),
     ),
     Mutant(
         "a caller of a group gets the answer of its neighbour",
-        "protocol/publish/group_commit.py",
-        patch=_replaced(group_commit, "_read", _read_the_neighbours),
+        "protocol/publish/publish_group.py",
+        patch=_replaced(PublishGroups, "read", _read_the_neighbours),
+    ),
+    Mutant(
+        "a group of acknowledgements forgets its last message",
+        "protocol/consume/ack_group.py",
+        patch=_replaced(AckGroups, "request", _request_without_the_last),
     ),
     Mutant(
         "a message of a group that has no room is called stored",

@@ -133,7 +133,7 @@ def plan_of(seed: int) -> Plan:
 
 
 def _crowded(random: Random, plan: Plan) -> Plan:
-    """Sometimes the publishes of a process meet, and most of them share requests."""
+    """Sometimes the publishes and the blocks of a process meet, and most of them share requests."""
     gateway = dict(plan.settings.gateway)
     if random.random() > 0.3 or gateway.get("pending_overload_policy") == "drop_oldest":
         return plan
@@ -142,7 +142,10 @@ def _crowded(random: Random, plan: Plan) -> Plan:
             gateway.pop(name, None)
         if "pending_overload_policy" in gateway:
             gateway["pending_overload_policy"] = "raise"
-    actors = [replace(one, concurrency=random.randint(2, 8)) if one.kind == "producer" else one for one in plan.actors]
+    actors = [
+        replace(one, concurrency=random.randint(2, 8)) if one.kind in ("producer", "single") else one
+        for one in plan.actors
+    ]
     return replace(plan, settings=replace(plan.settings, gateway=gateway), actors=tuple(actors))
 
 

@@ -41,6 +41,7 @@ class Book:
         self._called_duplicates: set[bytes] = set()  # also those that the server has forgotten since
         self._called_new: set[bytes] = set()  # messages that an import has stored, as its caller knows
         self._told_ended: set[bytes] = set()  # tokens that a client knows to be settled, or to belong to nobody
+        self._told_settled: set[bytes] = set()  # ids of messages that a client knows to be settled
         self._ended_and_lost: set[bytes] = set()  # tokens whose lease had ended, on a server that lost that
         self._delivered: list[bytes] = []  # by the step that is being checked
         self._leases_known: dict[tuple[str, bytes], tuple[bytes, float]] = {}  # by process and payload

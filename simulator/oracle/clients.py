@@ -83,8 +83,11 @@ class Clients(Turns):
                 self._leases_known[process.name, name_of(claim.envelope.stored)] = known
             if name == "ack_and_take" and isinstance(answer, bytes):
                 self._told_ended.add(given["token"])
+                self._told_settled.add(given["token"][:16])
         elif name == "ack_one" and answer == b"1":
-            self._told_ended.add(by_name(command.script, (*command.settings, *arguments))["token"])
+            token = by_name(command.script, (*command.settings, *arguments))["token"]
+            self._told_ended.add(token)
+            self._told_settled.add(token[:16])
         elif name == "renew":
             given = by_name(command.script, (*command.settings, *arguments))
             tokens = given["tokens"]
@@ -100,6 +103,12 @@ class Clients(Turns):
             tokens = by_name(command.script, (*command.settings, *arguments))["tokens"]
             marks = answer[: len(tokens) // 36]  # "-": the target of a hand-off is full, and nothing has ended
             self._told_ended |= {tokens[36 * at : 36 * at + 36] for at, mark in enumerate(marks) if mark in b"01"}
+            self._told_settled |= {tokens[36 * at : 36 * at + 16] for at, mark in enumerate(marks) if mark == ord("1")}
+
+    def acknowledged(self, message_id: str) -> None:
+        """A queue object reported that a message is acknowledged."""
+        if bytes.fromhex(message_id) not in self._told_settled:
+            fail("accounted for", f"{message_id} was reported as acknowledged, and Redis has not said so")
 
     def handler_started(self, process: Process, payload: bytes, now: float) -> None:
         """A handler got a message."""

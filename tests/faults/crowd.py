@@ -10,7 +10,7 @@ import redis.asyncio
 
 import redis_message_queue
 import redis_message_queue.asyncio
-from redis_message_queue.protocol.publish.group_commit import GroupCommit, GroupedCall
+from redis_message_queue.protocol.group_commit import GroupCommit, GroupedCall
 from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.shells import QUICK
 
@@ -56,13 +56,15 @@ class Crowd:
         """Call something and wait for it."""
         return self.begin(function, *arguments, **details).result(LIMIT_SECONDS)
 
-    def groups(self) -> list[GroupCommit]:
+    def groups(self, operation: str = "") -> list[GroupCommit]:
+        """The groups of publishes and acknowledgements of each part, or those of one kind."""
         parts = self.queue._protocol.parts
-        senders: list[Any] = [part.store.parts[0].sender for part in parts]
-        return [one.group for one in senders if one.group is not None]
+        found: list[Any] = [part.store.parts[0] for part in parts]
+        groups = [one.group for part in found for one in (part.sender, part.scripts) if one.group is not None]
+        return [one for one in groups if operation in ("", one._kind.operation)]
 
     def under_way(self) -> int:
-        """How many publishes have arrived and have no answer."""
+        """How many publishes and acknowledgements have arrived and have no answer."""
         count = 0
         for group in self.groups():
             callers = group._callers

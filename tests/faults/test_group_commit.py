@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from redis_message_queue import QueueBackpressureError, RetryBudgetExhaustedError
-from redis_message_queue.protocol.publish.group_commit import PublishCall
+from redis_message_queue import CleanupFailedError, QueueBackpressureError, RetryBudgetExhaustedError
+from redis_message_queue.protocol.group_commit import SingleCall
 from redis_message_queue.stored.envelope import Envelope
 from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.errors import LuaScriptError, PayloadTypeError
@@ -82,7 +82,7 @@ def test_a_lone_publish_goes_at_once_by_the_short_script(crowd, truth, proxy):
 )
 def test_some_queues_never_share_a_request(crowd, truth, options, details):
     many = crowd(**options)
-    assert many.groups() == []
+    assert many.groups("publish") == []
     before = scripts(truth.client)
     with Held(truth.client):
         outcomes = [many.begin(many.queue.publish, one, **details) for one in numbered(3)]
@@ -388,7 +388,7 @@ def test_a_publish_inside_of_a_publish_does_not_wait_for_it(server, truth):
         many.call(many.queue.publish, "first contact")
         group = many.groups()[0]
         callers = group._callers
-        outer = PublishCall()
+        outer = SingleCall()
         assert group.begin(outer)
         assert many.queue.publish("inside") is True  # in the thread of the sender
         waiting = start(many.queue.publish, "beside")
@@ -403,7 +403,7 @@ def test_a_sender_that_disappears_is_replaced(server, truth):
     with Crowd(server.port, is_async=False) as many:
         many.call(many.queue.publish, "first contact")
         group = many.groups()[0]
-        outer = PublishCall()
+        outer = SingleCall()
         assert group.begin(outer)
         waiting = [start(many.queue.publish, one) for one in numbered(3)]
         until(lambda: len(group._callers.waiting) == 3)
@@ -441,7 +441,7 @@ def test_ctrl_c_at_every_moment_of_a_publish_harms_nobody_else(server, truth, ro
 
 def interrupt(many: Crowd, role: str, moment: int) -> bool:
     """Publish in this thread with a Ctrl-C at this moment, beside three others. Returns whether it came."""
-    group, outer, ended = many.groups()[0], PublishCall(), threading.Event()
+    group, outer, ended = many.groups()[0], SingleCall(), threading.Event()
     others = []
 
     def publish_others() -> None:
@@ -476,3 +476,77 @@ def interrupt(many: Crowd, role: str, moment: int) -> bool:
         beside.result(LIMIT_SECONDS)
     assert answers(others) == [True] * 3
     return ctrl_c.came
+
+
+# Acknowledgements
+
+
+def entered(many: Crowd, count: int) -> list[Any]:
+    """Open blocks, one for each of as many messages."""
+    many.call(many.queue.publish_many, numbered(count))
+    blocks = [many.queue.process_message() for _ in range(count)]
+    for block in blocks:
+        many.call(block.__aenter__ if many.is_async else block.__enter__)
+    return blocks
+
+
+def leave(many: Crowd, block: Any) -> Any:
+    """Leave a block beside the test; return when its acknowledgement has arrived."""
+    return many.arrive(block.__aexit__ if many.is_async else block.__exit__, None, None, None)
+
+
+@pytest.mark.promise("Concurrent acknowledgements of `process_message` blocks of one queue object share requests.")
+def test_blocks_that_end_together_share_a_request(crowd, truth):
+    """The first goes at once, and all others in one script."""
+    many = crowd()
+    blocks = entered(many, 12)
+    before = scripts(truth.client)
+    with Held(truth.client):
+        outcomes = [leave(many, block) for block in blocks]
+    assert not any(answers(outcomes))
+    assert scripts(truth.client) - before == 2
+    assert truth.client.hlen(KEYS.processing) == truth.client.zcard(KEYS.leases) == 0
+
+
+@pytest.mark.parametrize("fault", [CUT_BEFORE, CUT_AFTER], ids=str)
+def test_a_lost_request_or_reply_of_grouped_acknowledgements_harms_none(crowd, truth, proxy, fault):
+    many, events = crowd(proxy.port), []
+    many.open(on_event=lambda event: events.append((str(event.operation), str(event.outcome))))
+    blocks = entered(many, 6)
+    proxy.meet("settle", fault)
+    with Held(truth.client):
+        outcomes = [leave(many, block) for block in blocks]
+    assert not any(answers(outcomes))
+    assert proxy.planned() == 0
+    assert events.count(("ack", "success")) == 6
+    assert truth.client.hlen(KEYS.processing) == 0
+
+
+def test_a_refused_group_of_acknowledgements_gives_each_its_own_error(crowd, truth):
+    """The refused script has changed nothing, and each is sent again by itself."""
+    many = crowd()
+    blocks = entered(many, 4)
+    ids = {block._block.claimed.message_id for block in blocks}
+    truth.client.rename(KEYS.leases, "aside")
+    truth.client.set(KEYS.leases, "not a sorted set")
+    before = scripts(truth.client)
+    with Held(truth.client):
+        outcomes = [leave(many, block) for block in blocks]
+    errors = answers(outcomes)
+    assert all(isinstance(one, CleanupFailedError) for one in errors)
+    assert {one.message_id for one in errors} == ids
+    assert scripts(truth.client) - before == 5  # the first, the group, and its three
+    assert truth.client.hlen(KEYS.processing) == 4
+
+
+def test_a_cancelled_block_in_a_group_is_acknowledged_all_the_same(tasks, truth):
+    """As a block that is acknowledged by itself; nobody else is cancelled."""
+    blocks = entered(tasks, 5)
+    with Held(truth.client):
+        outcomes = [leave(tasks, block) for block in blocks]
+        assert outcomes[0].cancel()  # who sends
+        assert outcomes[2].cancel()  # and one that waits
+        tasks.call(asyncio.sleep, 0.05)
+        assert tasks.under_way() == 5
+    assert not any(answers([outcomes[1], *outcomes[3:]]))
+    until(lambda: truth.client.hlen(KEYS.processing) == 0)

@@ -109,6 +109,47 @@ def play(
     return {"results": results, "events": told.by_caller(), **state(onlooker, told, chosen["partitions"])}
 
 
+def play_acks(
+    crowd: Crowd, onlooker: redis.Redis, messages: list[dict[str, Any]], chosen: dict[str, Any], *, meet: bool
+) -> Any:
+    """What leaving a block for each message led to; some messages came before, and some have lost their lease."""
+    onlooker.flushall()
+    told = Told()
+    crowd.open(NAME, on_event=told.listen, message_wait_interval_seconds=0, **chosen)
+    queue, context = crowd.queue, ("__aenter__", "__aexit__") if crowd.is_async else ("__enter__", "__exit__")
+    crowd.queue._protocol.publisher._turn = crowd.queue._protocol.store.claimer._turn = 0
+
+    async def run(nth: int, function: Any, *arguments: Any, **details: Any) -> Any:
+        caller.set(nth)
+        return await function(*arguments, **details)
+
+    def run_sync(nth: int, function: Any, *arguments: Any, **details: Any) -> Any:
+        caller.set(nth)
+        return function(*arguments, **details)
+
+    as_caller = run if crowd.is_async else run_sync
+    for nth, one in enumerate(messages):
+        crowd.call(as_caller, nth, queue.publish, f"message {nth}", tenant=one.get("tenant"))
+    blocks = [(nth, queue.process_message()) for nth in range(len(messages))]
+    for nth, block in blocks:
+        crowd.call(as_caller, nth, getattr(block, context[0]))
+        if messages[nth].get("lost"):
+            for key in onlooker.keys("*::leases"):
+                onlooker.zrem(key, block._block.claimed.token)
+    if meet:
+        with Held(onlooker):
+            outcomes = [
+                crowd.arrive(as_caller, nth, getattr(block, context[1]), None, None, None) for nth, block in blocks
+            ]
+    else:
+        outcomes = []
+        for nth, block in blocks:
+            outcomes.append(crowd.begin(as_caller, nth, getattr(block, context[1]), None, None, None))
+            answers(outcomes[-1:])
+    results = [one if one is None else type(one).__name__ for one in answers(outcomes)]
+    return {"results": results, "events": told.by_caller(), **state(onlooker, told, chosen["partitions"])}
+
+
 def _write_state(calls: Calls) -> None:
     finish(calls.write_state())
 
@@ -187,4 +228,32 @@ def test_a_group_and_single_publishes_lead_to_the_same(
         calls = [{name: value for name, value in one.items() if name != "deduplication_key"} for one in calls]
     grouped = play(crowd, onlooker, calls, chosen, meet=True)
     single = play(crowd, onlooker, calls, chosen, meet=False)
+    assert grouped == single
+
+
+acknowledged = st.lists(
+    st.fixed_dictionaries({}, optional={"tenant": st.sampled_from(TENANTS), "lost": st.booleans()}),
+    min_size=1,
+    max_size=8,
+)
+ack_options = st.fixed_dictionaries(
+    {"partitions": st.sampled_from((1, 1, 3))}, optional={"journal": st.sampled_from((True, "payload"))}
+)
+
+
+@pytest.mark.promise("Acknowledgements that share a request lead to what they lead to one after another.")
+@settings(
+    max_examples=often(25, 500),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(acknowledged, ack_options)
+@example([{}, {"lost": True}, {}, {"tenant": "acme"}], {"partitions": 1})
+@example([{}, {"lost": True}, {}, {"tenant": "acme"}], {"partitions": 3, "journal": True})
+def test_a_group_and_single_acknowledgements_lead_to_the_same(
+    crowd: Crowd, onlooker: redis.Redis, messages: list[dict[str, Any]], chosen: dict[str, Any]
+):
+    """Events of each block, journal and stored state."""
+    grouped = play_acks(crowd, onlooker, messages, chosen, meet=True)
+    single = play_acks(crowd, onlooker, messages, chosen, meet=False)
     assert grouped == single

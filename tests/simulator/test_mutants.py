@@ -21,6 +21,7 @@ QUICKLY_FOUND = {
     "a schedule that was changed publishes a tick of its old message": 19,
     "a drain forgets unconfirmed claims": 108,
     "a caller of a group gets the answer of its neighbour": 2,
+    "a group of acknowledgements forgets its last message": 21,
 }
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from redis_message_queue.options.declared import GatewayOptions
 from redis_message_queue.protocol.calls import Calls, never_stop
+from redis_message_queue.protocol.consume.ack_group import AckGroups
 from redis_message_queue.protocol.consume.claim import Claim
 from redis_message_queue.protocol.consume.lease import PartlyRenewedError
 from redis_message_queue.protocol.consume.part_claimer import PartClaimer
@@ -20,8 +21,9 @@ from redis_message_queue.protocol.consume.settle import (
     SettleScripts,
     TerminalList,
 )
+from redis_message_queue.protocol.group_commit import GroupCommit
 from redis_message_queue.protocol.port import Port
-from redis_message_queue.protocol.publish.group_commit import GroupCommit
+from redis_message_queue.protocol.publish.publish_group import PublishGroups
 from redis_message_queue.protocol.publish.sender import Sender
 from redis_message_queue.stored.keys import QueueKeys, partition_keys
 from redis_message_queue.values.errors import RetryBudgetExhaustedError
@@ -37,9 +39,11 @@ class Part:
         self.sender = sender = Sender(calls)
         # Without retries, whether the one request failed is the answer of one caller, and not of several.
         if sender.direct is not None and calls.plan.budget_seconds > 0:
-            sender.group = GroupCommit(calls)
+            sender.group = GroupCommit(calls, PublishGroups(sender))
         self.claimer = PartClaimer(calls)
-        self.scripts = SettleScripts(calls)
+        self.scripts = scripts = SettleScripts(calls)
+        if calls.plan.budget_seconds > 0:
+            scripts.group = GroupCommit(calls, AckGroups())
 
 
 class ClaimGroup(NamedTuple):

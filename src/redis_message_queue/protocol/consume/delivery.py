@@ -74,9 +74,8 @@ class Delivery:
         """Acknowledge messages. Raises if Redis did not confirm it."""
         queue, trouble = self._queue, None
         try:
-            is_plain = queue.completed is None and len(claims) == 1 and claims[0].is_plain
-            if is_plain and (part := claims[0].part) is not None:
-                settled = await part.scripts.ack_plain(claims[0], self.cancellations)
+            if queue.completed is None and len(claims) == 1 and (part := claims[0].part) is not None:
+                settled = await part.scripts.ack_one(claims[0], self.cancellations)
             else:
                 reason = None if queue.completed is None else self._completed(claims)
                 settled = await queue.store.settler.settle(claims, queue.completed, reason, self.cancellations)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from redis_message_queue.process.identity import labelled
 from redis_message_queue.protocol.calls import Calls, ReplySlot, never_stop
 from redis_message_queue.protocol.consume.claim import Claim, read_trimming
+from redis_message_queue.protocol.group_commit import GroupCommit, SingleCall
 from redis_message_queue.protocol.port import Argument, Call, Command, split
 from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.envelope import ID_BYTES, PLAIN_FLAGS, TIME_AT
@@ -70,7 +71,7 @@ class SettleReason:
 
 
 SETTLED = Settled([True])  # the one message that it is about
-_KEEPS_NOTHING: tuple[Argument, Argument] = (0, "")
+KEEPS_NOTHING: tuple[Argument, Argument] = (0, "")
 
 Cancellations = list[BaseException]
 
@@ -135,6 +136,7 @@ class SettleScripts:
         self._calls = calls
         lease_us = int((calls.options.message_visibility_timeout_seconds or 0) * 1_000_000)
         keys, renew = calls.keys, calls.script("renew")
+        self.group: GroupCommit | None = None  # what lets acknowledgements share requests, if they do
         self._lists = keys.terminal_lists
         prefixes = (keys.tenant_pending(""), keys.expired(""))
         self._renew = Command(renew, script_keys(keys, renew.keys), (lease_us, *prefixes))
@@ -152,7 +154,7 @@ class SettleScripts:
         trim_error, cut = None, 0
         for some in _chunks(claims):
 
-            def settle(slot: ReplySlot, tokens: bytes = _tokens(some)) -> Call:
+            def settle(slot: ReplySlot, tokens: bytes = joined_tokens(some)) -> Call:
                 return slot.settle, extra_keys, (*details, slot.next_call(), tokens)
 
             reply = await self._calls.numbered(settle, cancellations=cancellations)
@@ -164,18 +166,26 @@ class SettleScripts:
             cut += piece.cut
         return Settled(owned, trim_error, cut)
 
-    async def ack_plain(self, claim: Claim, cancellations: Cancellations) -> Settled:
-        """Remove one message that is plain, without a copy."""
-        calls = self._calls
+    async def ack_one(self, claim: Claim, cancellations: Cancellations) -> Settled:
+        """Remove one message without a copy: now, or together with others if another one is being removed."""
+        calls, group, call = self._calls, self.group, SingleCall()
+        if group is not None and not group.begin(call):
+            joining = group.new_call(claim, claim.id, calls.port.now(), cancellations=cancellations)
+            settled: Settled = await group.join(joining)
+            return settled
         slot = calls.acquire_slot()
         try:
-            number, token = slot.next_call(), claim.token
-            reply = await calls.call(slot.ack_one, (number, token), cancellations=cancellations)
+            number, token, reply = slot.next_call(), claim.token, b""
+            if claim.is_plain:
+                reply = await calls.call(slot.ack_one, (number, token), cancellations=cancellations)
             if reply == b"":  # another case: the same call goes to the script that knows them all
-                arguments = (*_KEEPS_NOTHING, number, token)
+                arguments = (*KEEPS_NOTHING, number, token)
                 reply = await calls.call(slot.settle, arguments, cancellations=cancellations)
         finally:
+            call.is_over = True
             calls.release_slot(slot)
+            if group is not None:
+                group.end(call)
         return SETTLED if reply == b"1" else _read(reply, 1)
 
     def attach(
@@ -184,7 +194,7 @@ class SettleScripts:
         """The same for at most a thousand messages, to be sent together with a claim."""
         slot = self._calls.acquire_slot()
         extra_keys, details = self._details(claims, terminal_list, reason)
-        number, tokens = slot.next_call(), _tokens(claims)
+        number, tokens = slot.next_call(), joined_tokens(claims)
         call = (slot.settle, extra_keys, (*details, number, tokens))
         is_fast_path = len(claims) == 1 and claims[0].is_plain and claims[0].envelope.stored[0] == PLAIN_FLAGS
         plain = (number, tokens) if is_fast_path and terminal_list is None and reason is None else None
@@ -196,7 +206,7 @@ class SettleScripts:
         """The keys of the lists, if any, and what the script should know of them."""
         if terminal_list is None:
             is_plain = reason is None or (reason.event is None and not reason.handled)
-            return (), _KEEPS_NOTHING if reason is None or is_plain else (0, reason.as_json())
+            return (), KEEPS_NOTHING if reason is None or is_plain else (0, reason.as_json())
         extra_keys, limit = self._lists.get(terminal_list.kind, terminal_list.other), terminal_list.limit or 0
         if reason is None:
             return extra_keys, (limit, "{}")
@@ -233,7 +243,7 @@ class SettleScripts:
         # The last first: each chunk goes before what is there already.
         for some in reversed(list(_chunks(claims))):
 
-            def requeue(slot: ReplySlot, tokens: bytes = _tokens(some)) -> Call:
+            def requeue(slot: ReplySlot, tokens: bytes = joined_tokens(some)) -> Call:
                 return slot.requeue, (), (int(forgiven), slot.next_call(), tokens)
 
             reply = await self._calls.numbered(requeue, cancellations=cancellations, budget=budget)
@@ -246,7 +256,7 @@ class SettleScripts:
         """Renew the leases that we still own; retry until they would expire or the delivery is over."""
         renewed: list[bool] = []
         for some in _chunks(claims):
-            reply = await self._calls.call(self._renew, (_tokens(some),), budget=budget, stopped=is_over)
+            reply = await self._calls.call(self._renew, (joined_tokens(some),), budget=budget, stopped=is_over)
             renewed += _flags(reply, len(some))
         return renewed
 
@@ -263,7 +273,7 @@ def _chunks(claims: Sequence[Claim]) -> Sequence[Sequence[Claim]]:
     return list(split(claims, sizes, MAX_MESSAGES, MAX_BYTES)) or [claims]
 
 
-def _tokens(claims: Sequence[Claim]) -> bytes:
+def joined_tokens(claims: Sequence[Claim]) -> bytes:
     """Their leases, joined: one argument, because each argument costs time."""
     return b"".join([claim.envelope.stored[1:TIME_AT] + claim.nonce for claim in claims])
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from redis_message_queue.protocol.drain import DrainGate
 from redis_message_queue.protocol.event_emitter import EventEmitter
+from redis_message_queue.protocol.group_commit import SingleCall
 from redis_message_queue.protocol.port import unwrap
 from redis_message_queue.protocol.publish.confirm import Sent
-from redis_message_queue.protocol.publish.group_commit import PublishCall
 from redis_message_queue.protocol.publish.message_builder import Message, MessageBuilder, PublishOverrides
 from redis_message_queue.protocol.publish.sender import (
     ACCEPTED,
@@ -107,7 +107,7 @@ class Publisher:
     async def publish(self, message: Message, overrides: PublishOverrides | None = None) -> bool:
         """Add a message to the queue. Returns True, or False if deduplication suppressed it."""
         gate, emitter = self._gate, self._emitter
-        entry, call = gate.enter(), PublishCall()
+        entry, call = gate.enter(), SingleCall()
         try:
             if gate.is_shut:
                 gate.refuse_if_shut()
@@ -143,7 +143,7 @@ class Publisher:
                     published = ACCEPTED if reply == 1 else sender.read(reply, [message_id])
                 else:
                     call = group.new_call(outgoing, message_id, started or self._port.now(), limit)
-                    published = await group.join(call, sender)
+                    published = await group.join(call)
             except Exception as error:
                 await self._emit_failure([call.message_id or message_id], error)
                 raise

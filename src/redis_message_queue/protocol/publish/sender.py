@@ -16,7 +16,7 @@ from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.errors import PublishNotConfirmedError, QueueBackpressureError
 
 if TYPE_CHECKING:
-    from redis_message_queue.protocol.publish.group_commit import GroupCommit
+    from redis_message_queue.protocol.group_commit import GroupCommit
 
 NOTHING_PUBLISHED = "nothing was published"  # `publish_many` replaces it by what was
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.1  # between two attempts to get into a full queue

@@ -1,8 +1,9 @@
-"""Group commit: publishes that meet in one part of a queue are sent together, under one number.
+"""Group commit: calls of one kind that meet in one part of a queue are sent together, under one number.
 
-A publish that finds no other under way is sent at once. Any other joins the line; when the answer arrives, the first
-caller in line sends everything that waits there. Results, events, journal and stored state are those of the same
-publishes made one after another in order of arrival.
+A call that finds no other under way is sent at once. Any other joins the line; when the answer arrives, the first
+caller in line sends everything that waits there. Results, events, journal and stored state are those of the same calls
+made one after another in order of arrival. What the calls are, publishes or acknowledgements, only their `GroupKind`
+knows.
 
 A Ctrl-C can end a caller between any two steps. So a caller is over as soon as its own `finally` begins, whatever it
 has left undone, and any other caller can continue from there: all of them look again now and then.
@@ -14,53 +15,69 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from redis_message_queue.protocol.calls import SHORTEST_ATTEMPT_SECONDS, Calls, ReplySlot
-from redis_message_queue.protocol.port import Argument, Command, Notification
-from redis_message_queue.protocol.publish.sender import (
-    ACCEPTED,
-    SUPPRESSED,
-    OutgoingMessage,
-    Published,
-    Sender,
-    chunk_ids,
-)
-from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
-from redis_message_queue.stored.envelope import ID_BYTES
+from redis_message_queue.protocol.port import Argument, Call, Command, Notification
+from redis_message_queue.stored.bounds import MAX_BYTES
 from redis_message_queue.values.errors import RedisMessageQueueError, RetryBudgetExhaustedError
 
-# With a limit, the script plans each message by itself; one that must drop others may look at a thousand tenants: 1 ms.
-_MOST_WITH_A_LIMIT = 50
 _LOOK_AGAIN_SECONDS = 0.5
-_PLACE_BYTES = 2
-_NO_ROOM = Published([])
-_OUTCOMES = {ord("1"): ACCEPTED, ord("0"): SUPPRESSED, ord("-"): _NO_ROOM, ord("?"): None}  # by their marks
 
 
-class PublishCall:
-    """A publish that is under way, from the time that nobody else was until its end."""
+class GroupKind(Protocol):
+    """What the calls of a group have in common: how they are sent together, and what their answer says."""
+
+    operation: str
+    advice: str  # what to do about an unknown outcome
+    most: int  # how many calls one script takes
+
+    def size(self, item: Any) -> int:
+        """How many bytes a call adds to its group."""
+
+    def request(self, slot: ReplySlot, members: Sequence[GroupedCall]) -> Call:
+        """Return what sends these calls, under the next number of the slot."""
+
+    def read(self, reply: Any, members: Sequence[GroupedCall]) -> list[GroupedCall]:
+        """Give each member its outcome; return those that must be sent again."""
+
+    def result(self, call: GroupedCall) -> Any:
+        """Return what the caller gets, or raise its error."""
+
+
+class SingleCall:
+    """A call that is under way, from the time that no other was until its end."""
 
     is_over = False
     thread: object = None
     message_id = b""  # where it is not the caller's
 
 
-class GroupedCall(PublishCall):
-    """A publish that waits for another one, with its message."""
+class GroupedCall(SingleCall):
+    """A call that waits for another one, with the message that it is about.
+
+    With a list for ``cancellations`` these are noted there, and do not end the wait.
+    """
 
     def __init__(
-        self, message: OutgoingMessage, own_id: bytes, started: float, limit: float | None, notification: Notification
+        self,
+        item: Any,
+        own_id: bytes,
+        started: float,
+        limit: float | None,
+        cancellations: list[BaseException] | None,
+        notification: Notification,
     ) -> None:
-        self.message = message
+        self.item = item
         self.own_id = own_id
         self.message_id = own_id  # the one that is stored: in a group, the group decides
         self.started = started
         self.limit = limit  # when its caller must have an answer or an error
+        self.cancellations = cancellations
         self.notification = notification
-        self.group: PublishGroup | None = None  # the last one that it was in
+        self.group: Group | None = None  # the last one that it was in
         self.is_alone = False  # the server refused its group: it is sent in a call of its own
-        self.outcome: Published | None = None
+        self.outcome: Any = None
 
     @property
     def waits(self) -> bool:
@@ -69,8 +86,8 @@ class GroupedCall(PublishCall):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PublishGroup:
-    """Messages that are sent by one numbered call, as often as it takes: by one of their callers after another."""
+class Group:
+    """Calls that are sent by one numbered call, as often as it takes: by one of their callers after another."""
 
     calls: Sequence[GroupedCall]
     slot: ReplySlot
@@ -84,25 +101,26 @@ class _Callers:
 
     def __init__(self, scope: object) -> None:
         self.scope = scope
-        self.sender = PublishCall()  # whoever sends, or sent last
+        self.sender = SingleCall()  # whoever sends, or sent last
         self.sender.is_over = True
         self.waiting: deque[GroupedCall] = deque()  # may still have some that were sent or are over
-        self.group: PublishGroup | None = None  # the one that has no answer yet
+        self.group: Group | None = None  # the one that has no answer yet
         self.threads: dict[object, GroupedCall] = {}
 
 
 class GroupCommit:
-    """Decides which publishes of one part are sent together, and which of their callers sends them."""
+    """Decides which calls of one kind are sent together, and which of their callers sends them."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, kind: GroupKind) -> None:
         self._calls = calls
+        self._kind = kind
         self._lock = calls.port.lock()
         self._scope = calls.port.group_scope
         self._thread = calls.port.thread
         self._callers = _Callers(None)
 
-    def begin(self, call: PublishCall) -> bool:
-        """Whether this publish is sent by itself, now: if no other is under way, or if it cannot wait for that one."""
+    def begin(self, call: SingleCall) -> bool:
+        """Whether this call is sent by itself, now: if no other is under way, or if it cannot wait for that one."""
         callers = self._callers
         if callers.scope != (scope := self._scope()):
             callers = self._callers = _Callers(scope)  # a forked child, or another event loop, begins anew
@@ -111,8 +129,8 @@ class GroupCommit:
             call.thread = self._thread()
             callers.sender = call
             return True
-        # Before the first contact each caller has five seconds of its own. A signal handler must not wait for the
-        # publish that it interrupts.
+        # Before the first contact each caller has five seconds of its own. A signal handler must not wait for the call
+        # that it interrupts.
         return not self._calls.has_connected or self._is_inside_another(callers)
 
     def _is_inside_another(self, callers: _Callers) -> bool:
@@ -123,7 +141,7 @@ class GroupCommit:
         sender = callers.sender
         return (around is not None and not around.is_over) or (sender.thread == thread and not sender.is_over)
 
-    def end(self, call: PublishCall) -> None:
+    def end(self, call: SingleCall) -> None:
         """Let the next caller send, after ``is_over`` was set."""
         callers = self._callers
         if callers.sender is call and (callers.waiting or callers.group is not None):
@@ -131,12 +149,17 @@ class GroupCommit:
                 self._choose_sender(callers)
 
     def new_call(
-        self, message: OutgoingMessage, message_id: bytes, started: float, limit: float | None = None
+        self,
+        item: Any,
+        message_id: bytes,
+        started: float,
+        limit: float | None = None,
+        cancellations: list[BaseException] | None = None,
     ) -> GroupedCall:
-        """A publish that is about to join the line; its budget counts from ``started``."""
-        return GroupedCall(message, message_id, started, limit, self._calls.port.notification())
+        """A call that is about to join the line; its budget counts from ``started``."""
+        return GroupedCall(item, message_id, started, limit, cancellations, self._calls.port.notification())
 
-    async def join(self, call: GroupedCall, sender: Sender) -> Published:
+    async def join(self, call: GroupedCall) -> Any:
         """Wait for a turn in the line and for the answer; return what became of this message, or raise its error."""
         callers = self._callers
         call.thread = self._thread()
@@ -147,12 +170,10 @@ class GroupCommit:
                 callers.waiting.append(call)
             while call.outcome is None:
                 if self._is_sender(callers, call):
-                    await self._send(callers, call, sender)
+                    await self._send(callers, call)
                 else:
                     await self._wait(callers, call)
-            if call.outcome is _NO_ROOM:
-                raise sender.full_queue_error([call.message_id])
-            return call.outcome
+            return self._kind.result(call)
         finally:
             call.is_over = True
             self._leave(callers, call)
@@ -190,7 +211,7 @@ class GroupCommit:
             callers.sender = chosen
             chosen.notification.send()
 
-    def _close(self, callers: _Callers, group: PublishGroup) -> None:
+    def _close(self, callers: _Callers, group: Group) -> None:
         callers.group = None
         self._calls.release_slot(group.slot)
         for one in group.calls:
@@ -209,34 +230,44 @@ class GroupCommit:
             with self._lock:
                 if call.outcome is None and callers.sender is not call:
                     raise self._exhausted(call, is_sent=is_sent)
-        await call.notification.wait(min(left, _LOOK_AGAIN_SECONDS))
+        try:
+            await call.notification.wait(min(left, _LOOK_AGAIN_SECONDS))
+        except BaseException as error:
+            if call.cancellations is None or not calls.port.is_cancellation(error):
+                raise
+            call.cancellations.append(error)
 
     def _exhausted(self, call: GroupedCall, *, is_sent: bool) -> RetryBudgetExhaustedError:
         where, seconds = f"redis at {self._calls.port.address}", self._calls.port.now() - call.started
+        operation = self._kind.operation
         if is_sent:
             return RetryBudgetExhaustedError(
-                f"publish got no answer from {where} in {seconds:.1f} s; its outcome is unknown, and it is safe to "
-                "call again later where deduplication covers it",
-                operation="publish",
+                f"{operation} got no answer from {where} in {seconds:.1f} s; {self._kind.advice}",
+                operation=operation,
                 message_id=call.message_id.hex(),
             )
         return RetryBudgetExhaustedError(
-            f"publish waited {seconds:.1f} s for another publish of this queue object, which has no answer from "
-            f"{where}; nothing was sent, call again later",
-            operation="publish",
+            f"{operation} waited {seconds:.1f} s for another {operation} of this queue object, which has no answer "
+            f"from {where}; nothing was sent, call again later",
+            operation=operation,
             message_id=call.message_id.hex(),
             was_sent=False,
         )
 
-    async def _send(self, callers: _Callers, call: GroupedCall, sender: Sender) -> None:
+    async def _send(self, callers: _Callers, call: GroupedCall) -> None:
         """Send the group that has no answer yet, under its number, or a new one; give its callers their answers."""
         calls = self._calls
         with self._lock:
             before = callers.group
-            group = before or self._form(callers, sender)
+            group = before or self._form(callers)
         try:
             reply = await calls.call(
-                group.command, group.arguments, extra_keys=group.extra_keys, started=call.started, limit=call.limit
+                group.command,
+                group.arguments,
+                extra_keys=group.extra_keys,
+                started=call.started,
+                limit=call.limit,
+                cancellations=call.cancellations,
             )
         except RedisMessageQueueError as error:
             # Without an answer, the next caller repeats the same number for those who still wait.
@@ -251,7 +282,7 @@ class GroupCommit:
                 self._close(callers, group)
             return
         with self._lock:
-            callers.waiting.extendleft(reversed(_read(reply, group.calls, sender)))
+            callers.waiting.extendleft(reversed(self._kind.read(reply, group.calls)))
             self._close(callers, group)
             if call.outcome is not None:
                 call.is_over = True
@@ -260,51 +291,25 @@ class GroupCommit:
             if one is not call and one.outcome is not None:
                 one.notification.send()
 
-    def _form(self, callers: _Callers, sender: Sender) -> PublishGroup:
+    def _form(self, callers: _Callers) -> Group:
         """Make a group of those who wait: as many as one script takes, or one whose group was refused."""
-        waiting, members, size = callers.waiting, list[GroupedCall](), 0
-        most = _MOST_WITH_A_LIMIT if sender.is_limited else MAX_MESSAGES
+        kind, waiting, members, size = self._kind, callers.waiting, list[GroupedCall](), 0
         for one in dict.fromkeys(waiting):  # a caller that was interrupted may have put some back twice
             if not one.waits:
                 continue
-            more = len(one.message.payload) + len(one.message.extras)
-            if members and (one.is_alone or len(members) == most or size + more > MAX_BYTES):
+            more = kind.size(one.item)
+            if members and (one.is_alone or len(members) == kind.most or size + more > MAX_BYTES):
                 break
             members.append(one)
             size += more
             if one.is_alone:
                 break
         slot = self._calls.acquire_slot()
-        if len(members) == 1:
-            members[0].message_id = members[0].own_id
-            command, extra_keys, arguments = sender.choose_for_one(slot, members[0].own_id, members[0].message)
-        else:
-            ids = chunk_ids(members[0].own_id, len(members))
-            for one, message_id in zip(members, ids, strict=True):
-                one.message_id = message_id
-            command, extra_keys, arguments = sender.choose_enqueue(
-                slot, ids, [one.message for one in members], one_by_one=True
-            )
-        group = PublishGroup(members, slot, command, extra_keys, (slot.next_call(), *arguments))
+        command, extra_keys, arguments = kind.request(slot, members)
+        group = Group(members, slot, command, extra_keys, arguments)
         for one in members:
             one.group = group
         callers.group = group
         while waiting and (waiting[0].group is group or not waiting[0].waits):
             waiting.popleft()
         return group
-
-
-def _read(reply: Any, members: Sequence[GroupedCall], sender: Sender) -> list[GroupedCall]:
-    """Give each member what the reply says of its message; return those that must be sent again."""
-    if len(members) == 1:
-        members[0].outcome = sender.read(reply, [members[0].message_id])
-        return []
-    dropped: dict[int, list[str]] = {}
-    for at in range(len(members), len(reply), _PLACE_BYTES + ID_BYTES):
-        place, message_id = reply[at : at + _PLACE_BYTES], reply[at + _PLACE_BYTES : at + _PLACE_BYTES + ID_BYTES]
-        dropped.setdefault(int.from_bytes(place, "big") - 1, []).append(message_id.hex())
-    for one, mark in zip(members, reply, strict=False):
-        one.outcome = _OUTCOMES[mark]
-    for place, ids in dropped.items():
-        members[place].outcome = Published([True], tuple(ids))
-    return [one for one in members if one.waits]
