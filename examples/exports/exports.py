@@ -49,7 +49,7 @@ def main(client: Redis) -> None:
     gone = service.queue.tenant("huge").delete()
     print(f"huge cancels, {gone} exports are removed, and asks for {service.ask('huge', 50)} others")
     summary = service.queue.run(service.make, until_empty=True)
-    print(f"{summary.handled} exports made, {summary.failed} failed")
+    print(f"{summary.handled} exports made, {summary.dead_lettered} in the dead letters")
     for customer in ("small", "premium", "huge"):
         print(f"{customer}: its last export was number {service.last_of(customer)}")
 

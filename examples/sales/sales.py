@@ -86,7 +86,9 @@ def main(url: str, client: Redis, directory: Path) -> None:
     pipeline = Pipeline(url, client, directory)
     pipeline.sell()
     done = pipeline.sold.run(pipeline.check, concurrency=2, prefetch=20, until_empty=True, wait_for_retries=True)
-    print(f"{SALES} sales: {done.handled} checked, {done.retried} tried again, {done.failed} in the dead letters")
+    print(
+        f"{SALES} sales: {done.handled} checked, {done.retried} tried again, {done.dead_lettered} in the dead letters"
+    )
 
     pipeline.spark.sparkContext.setLogLevel("OFF")  # else Spark prints a hundred lines about the crash
     try:

@@ -52,7 +52,7 @@ SAYS = {
     "production/asyncio/heartbeats.py": ["in a thread: the lease was kept", "in the event loop: the lease was lost"],
     # Their READMEs show the whole output.
     "shop/shop.py": ["accepted, 2 suppressed", "killed (signal 9)", "CardDeclinedError: card declined"],
-    "exports/exports.py": ["huge asks for 1000 exports: 200 accepted", "62 exports made, 0 failed"],
+    "exports/exports.py": ["huge asks for 1000 exports: 200 accepted", "62 exports made, 0 in the dead letters"],
     "production/dead_letters.py": [
         "handling: poison\n  crashed",
         "handling: poison\n  crashed",
@@ -111,13 +111,17 @@ def test_an_example_succeeds_and_prints_what_it_shows(example, clean_server, cli
 
 def test_the_loop_of_the_readme_stops_gracefully(clean_server: EmbeddedRedis, tmp_path: Path) -> None:
     """Its code as it stands there, with a handler that is at work when the signal comes."""
-    (code,) = [block.code for block in blocks_of(DOCS.parent / "README.md", "python") if "queue.run(" in block.code]
+    (code,) = [
+        block.code
+        for block in blocks_of(DOCS.parent / "README.md", "python")
+        if "run(handle, concurrency" in block.code
+    ]
     began = tmp_path / "began"
     slow = f"    import pathlib, time; pathlib.Path({str(began)!r}).touch(); time.sleep(0.2)\n"
     code = code.replace("redis://localhost:6379/0", clean_server.url).replace("    print(f", f"{slow}    print(f", 1)
     with clean_server.client() as client:
         queue = RedisMessageQueue("orders", client=client)
-        queue.publish("order 1")
+        queue.publish({"number": 1, "customer": "acme"})
         command = [sys.executable, "-W", "error", "-c", code]
         with fork_server.Program(command, stdout=subprocess.PIPE, text=True) as program:
             try:
@@ -126,5 +130,5 @@ def test_the_loop_of_the_readme_stops_gracefully(clean_server: EmbeddedRedis, tm
                 said, _ = program.communicate(timeout=120)
             finally:
                 program.kill()
-        assert (program.returncode, said) == (0, "working on order 1, attempt 1\n1\n")
+        assert (program.returncode, said) == (0, "order 1 for acme, attempt 1\n1\n")
         assert queue.stats().processing == 0

@@ -233,7 +233,7 @@ def test_a_django_project_publishes_after_the_commit(clean_server: EmbeddedRedis
     env = environment(clean_server.url, DJANGO_SETTINGS_MODULE="settings")
     ended = fork_server.run([sys.executable, "visit.py"], cwd=tmp_path, env=env)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "1 shipped, 0 failed" in ended.stdout
+    assert "1 shipped, 0 dead letters" in ended.stdout
 
 
 def exit_status_of(probe: list[str]) -> Callable[[], bool]:
