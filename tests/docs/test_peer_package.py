@@ -19,7 +19,7 @@ from tests.docs.pages import DOCS, blocks_of
 
 pytestmark = [pytest.mark.in_full, pytest.mark.timeout(600)]
 
-PAGE = DOCS / "explanation" / "coming-from.md"
+PAGE = DOCS / "explanation" / "coming-from-redis-message-queue.md"
 OPEN = """
 import os, signal
 from redis import Redis

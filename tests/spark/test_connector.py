@@ -107,7 +107,8 @@ def test_the_pages_about_spark_do_what_they_say(spark, clean_server, client, tmp
     names = {"print": note}
     blocks = [block for block in blocks_of(README) if "spark" in block.code]
     RedisMessageQueue("orders", client=client).publish_many([{"item": "tea", "total": 1.5}] * 3)
-    for block in [*blocks, *blocks_of(DOCS / "how-to" / "spark.md")]:
+    blocks += [block for name in ("spark.md", "watch-spark-queries.md") for block in blocks_of(DOCS / "how-to" / name)]
+    for block in blocks:
         code = block.code.replace("redis://localhost:6379/0", clean_server.url)
         code = code.replace("s3://bucket/checkpoints/items", str(tmp_path)).replace("lake/", f"{tmp_path}/lake/")
         code = code.replace("start_http_server(9000", "start_http_server(0")  # 9000 may be taken
