@@ -106,7 +106,7 @@ def test_the_pages_about_spark_do_what_they_say(spark, clean_server, client, tmp
     register(spark)
     names = {"print": note}
     blocks = [block for block in blocks_of(README) if "spark" in block.code]
-    RedisMessageQueue("orders", client=client).publish_many([{"item": "tea", "total": 1.5}] * 3)
+    RedisMessageQueue("orders", client=client).publish_many([{"number": 1, "customer": "acme"}] * 3)
     blocks += [block for name in ("spark.md", "watch-spark-queries.md") for block in blocks_of(DOCS / "how-to" / name)]
     for block in blocks:
         code = block.code.replace("redis://localhost:6379/0", clean_server.url)
