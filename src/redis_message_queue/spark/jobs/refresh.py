@@ -80,7 +80,8 @@ def refresh_tables(spark: "SparkSession", lake: Lake, on_progress: OnProgress = 
     """Finish a refresh that a dead run has begun, and then do what is new."""
     result = RefreshResult(queue=lake.queue, path=lake.location.uri, entries=0, ended=0, open=0, number=0)
     while (plan := Plan.find(lake)) is not None:
-        step = Refresh(own_session(spark, plan.expected), lake, plan, on_progress).run()
+        with own_session(spark, plan.expected) as own:
+            step = Refresh(own, lake, plan, on_progress).run()
         result = replace(step, entries=result.entries + step.entries, ended=result.ended + step.ended)
     return result
 

@@ -230,11 +230,12 @@ def _statistics(
 ) -> ReportStatistics:
     lake = Lake(location, queue)
     refresh_tables(spark, lake, on_progress)
-    found = Statistics(own_session(spark), lake, window)
-    try:
-        return found.compute()
-    finally:
-        found.close()
+    with own_session(spark) as own:
+        found = Statistics(own, lake, window)
+        try:
+            return found.compute()
+        finally:
+            found.close()
 
 
 def acknowledge(
