@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Unpack, cast, overload
@@ -22,7 +22,7 @@ from redis_message_queue.process.process_bound import ProcessBound
 from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER
 from redis_message_queue.protocol.consume.message_block import MessageBlock, current_message
 from redis_message_queue.protocol.consume.received_message import M
-from redis_message_queue.protocol.loop.run_options import LoopSettings, Middleware, RunOptions, RunSummary
+from redis_message_queue.protocol.loop.run_options import LoopSettings, RunOptions, RunSummary
 from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.operate.operator_methods import OperatorMethods
 from redis_message_queue.protocol.publish.publish_methods import PublishMethods
@@ -97,33 +97,11 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, PublishMethods[M], Pr
     ) -> RunSummary: ...
 
     @checks.suggests_options
-    async def run(
-        self,
-        handler: Callable[[Any], Any],
-        *,
-        concurrency: int = 1,
-        prefetch: int | None = None,
-        batch_size: int | None = None,
-        batch_seconds: float | None = None,
-        until_empty: bool = False,
-        wait_for_retries: bool = False,
-        middleware: Sequence[Middleware] = (),
-        renew_leases: bool = True,
-        signals: bool = True,
-    ) -> RunSummary:
-        options = RunOptions(
-            handler=wrapped(handler, middleware),
-            concurrency=concurrency,
-            prefetch=prefetch,
-            batch_size=batch_size,
-            batch_seconds=batch_seconds,
-            until_empty=until_empty,
-            wait_for_retries=wait_for_retries,
-            renew_leases=renew_leases,
-            signals=signals,
-        )
-        loop = Loop(self._protocol, options, TASKS)
-        with stopped_by_signals(loop.stop, wanted=signals and self._protocol.options.interrupt is None):
+    @options.takes_fields_of(RunOptions)
+    async def run(self, handler: Callable[[Any], Any], **options: Any) -> RunSummary:
+        rules = RunOptions(handler=wrapped(handler, options.get("middleware", ())), **options)
+        loop = Loop(self._protocol, rules, TASKS)
+        with stopped_by_signals(loop.stop, wanted=rules.signals and self._protocol.options.interrupt is None):
             return await loop.run()
 
     def tenant(self, name: str) -> Tenant[M]:

@@ -10,7 +10,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, get_args, get_type_hints
+from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, TypeVar, get_args, get_type_hints
 
 from redis_message_queue.options.retry_policy import RetryPolicy
 from redis_message_queue.process.interrupt import BaseGracefulInterruptHandler
@@ -496,6 +496,27 @@ def constructor(
         __init__.__qualname__, __init__.__module__ = initialize.__qualname__, initialize.__module__
         __init__.__signature__ = signature  # type: ignore[attr-defined]  # documented for `inspect.signature`
         return __init__
+
+    return decorate
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes_fields_of(declaration: Any) -> Callable[[Function], Function]:
+    """Show the fields of a class as the arguments of a function that passes its ``**options`` on to it."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        known = {"handler", *(one.name for one in own)}
+        added = [
+            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+            for one in fields(declaration)
+            if one.name not in known
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]  # as above
+        return function
 
     return decorate
 

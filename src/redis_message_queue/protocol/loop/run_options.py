@@ -32,6 +32,13 @@ class LoopSettings(TypedDict, total=False):
     signals: bool
 
 
+class BatchSettings(LoopSettings, total=False):
+    """The options of `run_queues`, for type checkers."""
+
+    batch_size: int | None
+    batch_seconds: float | None
+
+
 @dataclass(slots=True)
 class RunSummary:
     """What a loop has done, when it ends. All but ``attempts``, ``retried`` and ``stopped_by`` count messages.
@@ -72,12 +79,13 @@ class RunOptions(Generic[Handler]):
     """How a loop works, checked when it begins."""
 
     handler: Handler
-    concurrency: int
-    prefetch: int | None
-    batch_size: int | None
-    batch_seconds: float | None
-    until_empty: bool
+    concurrency: int = 1
+    prefetch: int | None = None
+    batch_size: int | None = None
+    batch_seconds: float | None = None
+    until_empty: bool = False
     wait_for_retries: bool = False
+    middleware: Sequence[Middleware] = ()  # which the handler is wrapped in
     renew_leases: bool = True
     signals: bool = True
 
