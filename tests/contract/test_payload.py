@@ -64,6 +64,7 @@ async def test_only_text_and_dicts_are_messages(shell: Shell, subtests: pytest.S
             error = await refused(shell, message)
             assert isinstance(error, TypeError)
             assert type(message).__name__ in str(error) and "str or a dict" in str(error)
+            assert "pass codec= to the queue" in str(error)
 
 
 @pytest.mark.promise("A message is a `str` or a `dict`; anything else raises `TypeError`.")

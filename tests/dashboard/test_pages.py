@@ -223,6 +223,7 @@ def test_a_message_has_its_whole_history_from_the_journal(browser, client):
     )
     assert re.search(".*".join(told), page.words), page.words
     assert page.words.count(" later") == 5
+    assert page.words.count("in handler raise error ValueError: ") == 1, "where it was raised"
     assert "needs a journal" not in page.words
 
 

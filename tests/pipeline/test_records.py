@@ -44,7 +44,10 @@ def settle(queue: RedisMessageQueue, *orders: str) -> None:
                 if payload.startswith(b"d"):
                     raise LookupError("requeued, and then delivered too often")
                 if payload.startswith(b"f"):
-                    batch.fail(batch[0], TimeoutError(f"timeout of {payload.decode()}"))
+                    try:
+                        raise TimeoutError(f"timeout of {payload.decode()}")
+                    except TimeoutError as error:
+                        batch.fail(batch[0], error)
         except LookupError:
             with queue.process_messages(1, wait_seconds=0) as batch:
                 assert not batch
@@ -74,9 +77,10 @@ def test_each_record_is_archived_once_with_what_is_known_of_its_message(queue, o
     kept = {record.id: record for record in (*queue.records("failed"), *queue.records("dead_letters"))}
     for row in found:
         if record := kept.get(row["id"]):
-            assert (row["reason"], row["error_type"], row["delivery_count"]) == (
+            assert (row["reason"], row["error_type"], row["traceback"], row["delivery_count"]) == (
                 record.reason,
                 record.error_type,
+                record.traceback,
                 record.delivery_count,
             )
 

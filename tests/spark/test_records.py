@@ -9,6 +9,7 @@ from redis_message_queue.spark import tables
 from redis_message_queue.spark.jobs import records
 from redis_message_queue.spark.jobs.archive import ArchiveOptions, CompactOptions, archive, compact
 from redis_message_queue.spark.jobs.archive_tables import location_of
+from redis_message_queue.spark.jobs.lake import read_messages
 from redis_message_queue.spark.jobs.records import read_records, records_table
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
 from tests.pipeline.test_records import options, queue, settle
@@ -49,6 +50,9 @@ def test_tasks_archive_each_record_once_and_a_replay_finds_it_by_its_error(spark
     chosen = ReplayOptions(url=options.url, queue="orders", archive=options.path, where="'timeout of f2' in error")
     assert replay(spark, chosen).published == 1
     assert [record.payload for record in queue.peek()] == [b"f2"]
+    rows = read_messages(spark, options.path, "orders").where("error is not null").collect()
+    assert len(rows) == 2
+    assert all("in settle\n" in row.traceback and row.traceback.endswith(row.error) for row in rows)
 
 
 def test_long_lists_are_read_by_several_tasks(spark, queue, options, monkeypatch):

@@ -59,8 +59,8 @@ class QueueContract:
         """Get the next message, for one ``with`` block.
 
         The block gets the payload, or None if no message arrived within ``message_wait_interval_seconds``. Leaving
-        the block normally acknowledges the message. An exception fails it: it is retried, or kept in ``failed``, as
-        the options say. `RetryLater`, `Discard` and `DeadLetter` decide what becomes of it, and end the block
+        the block normally acknowledges the message. If the block raises, the message is removed;
+        ``enable_failed_queue=True`` or a `RetryPolicy` keeps it. `RetryLater`, `Discard` and `DeadLetter` decide what becomes of it, and end the block
         normally. `KeyboardInterrupt`, `SystemExit` and cancellation leave it to its lease.
 
         Raises:

@@ -201,8 +201,8 @@ class PayloadRules:
             text = message
         else:
             raise PayloadTypeError(
-                f"message must be a str or a dict, not {type(message).__name__}; give the queue a codec, such as "
-                f"codec={type(message).__name__}, or encode the message to one of these before publishing"
+                f"message must be a str or a dict, not {type(message).__name__}; encode it before publishing, or pass "
+                "codec= to the queue, such as the type of a dataclass, list or bytes"
             )
         return self.checked_size(_to_utf8(text))
 
