@@ -60,8 +60,9 @@ class QueueContract:
 
         The block gets the payload, or None if no message arrived within ``message_wait_interval_seconds``. Leaving
         the block normally acknowledges the message. If the block raises, the message is removed;
-        ``enable_failed_queue=True`` or a `RetryPolicy` keeps it. `RetryLater`, `Discard` and `DeadLetter` decide what becomes of it, and end the block
-        normally. `KeyboardInterrupt`, `SystemExit` and cancellation leave it to its lease.
+        ``enable_failed_queue=True`` or a `RetryPolicy` keeps it. `RetryLater`, `Discard` and `DeadLetter` decide what
+        becomes of it, and end the block normally. `KeyboardInterrupt`, `SystemExit` and cancellation leave it to its
+        lease.
 
         Raises:
             RetryBudgetExhaustedError: Redis could not be reached in time. A message that was claimed meanwhile is
