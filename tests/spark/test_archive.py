@@ -42,6 +42,7 @@ pytestmark = pytest.mark.topic("Data pipeline")
 __all__ = ["options"]  # a fixture
 
 
+@pytest.mark.in_full
 @pytest.mark.promise("If files of an archive are missing or damaged, every job that reads it says which.")
 def test_a_replay_and_a_report_name_the_file_in_which_a_byte_was_changed(spark, server, client, options):
     write_journal(client, options, JournalSample(14, payloads=True).story(50))

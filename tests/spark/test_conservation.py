@@ -105,6 +105,7 @@ def proxy_client(proxy: FaultyProxy):
 @pytest.mark.promise(
     "A report balances after killed consumers, lost replies, a killed archive and every operator action."
 )
+@pytest.mark.in_full
 def test_after_chaos_every_message_is_accounted_for(spark, clean_server, client, options):
     """Killed consumers, lost replies, duplicates, retries, dead letters, purges; the archive is killed in between."""
     with FaultyProxy(clean_server.port) as proxy:

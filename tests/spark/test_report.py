@@ -196,6 +196,7 @@ LEVELS_BY_TIME: tuple[tuple[int | None, tuple[int, int]], ...] = (
 )
 
 
+@pytest.mark.in_full
 def test_an_overview_shows_messages_as_waiting_that_became_due_after_the_last_entry(
     spark, client, options, tmp_path, subtests
 ):
@@ -248,6 +249,7 @@ def fairness(spark, options, **window: int) -> tuple[float, dict[str, tuple[int,
     return found.summary["fairness"], rows
 
 
+@pytest.mark.in_full
 def test_fairness_leaves_out_what_is_not_due_yet(spark, client, options):
     """Whatever the window is: what is due at its end was asked for."""
     lives = [life(number, "a", START + 9 * HOUR) for number in range(10)]
@@ -354,6 +356,7 @@ def test_what_a_flush_has_destroyed_is_told_until_an_operator_acknowledges_it(sp
     assert "entries that are older than what is kept" in text
 
 
+@pytest.mark.in_full
 def test_entries_that_were_deleted_from_the_archive_are_missing(spark, client, options):
     """As by repair(), which forgets files that are gone."""
     write_journal(client, options, JournalSample(26).story(100))
