@@ -21,7 +21,13 @@ pytestmark = pytest.mark.topic("Command line")
 
 WITHOUT_A_SHELL = re.compile(r"rmq ([^|&;<>$`*?~\\\n]*)\n")
 # With the fewest commands that each page shows.
-SHELL_PAGES = {"work-from-the-shell.md": 9, "operate.md": 9, "troubleshoot.md": 9, "check-a-server.md": 1}
+SHELL_PAGES = {
+    "work-from-the-shell.md": 9,
+    "operate.md": 9,
+    "troubleshoot.md": 9,
+    "check-a-server.md": 1,
+    "run-workers.md": 3,
+}
 
 
 @pytest.mark.promise("The reference lists every command and option of `rmq` and is generated from the program.")
