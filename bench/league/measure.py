@@ -21,7 +21,9 @@ _GAP_SECONDS = (0.02, 0.52)
 BATCH = 100
 # How many messages are in flight when their memory is measured.
 _IN_FLIGHT = 8
-PUBLISHES = {"publish": 200, "publish_once": 200, "publish_batch": 2_000}
+PUBLISHES = {"publish": 200, "publish_once": 200, "publish_batch": 2_000, "publish_crowd": 2_000}
+CALLERS = 100  # of the crowd that publishes, and handlers of a worker that waits for something else
+HANDLER_SECONDS = (0.01, 0.1)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,10 @@ class Stand:
         return {clock: seconds / messages for clock, seconds in cost.items()}
 
     def _publish(self, workload: str, messages: int) -> Cost:
-        cost: Cost = self.producer.request("slice", workload=workload, messages=messages)
+        if workload == "publish_crowd":
+            cost: Cost = self.producer.request("crowd", messages=messages, callers=CALLERS)
+        else:
+            cost = self.producer.request("slice", workload=workload, messages=messages)
         with self._worker.continued():
             self._worker.wait_for(messages)
         return cost
@@ -139,6 +144,21 @@ def delays(site: Site, server: EmbeddedRedis, plan: Plan) -> dict[str, list[floa
 
 def _delays(handled: list[tuple[str, int]]) -> list[float]:
     return [(at - int(number)) / 1e9 for number, at in handled]
+
+
+def waiting_handlers(site: Site, server: EmbeddedRedis, plan: Plan) -> dict[str, float]:
+    """Messages a second by a hundred handlers at a time that only wait, by how long each of them waits."""
+    found = {}
+    for seconds in HANDLER_SECONDS if site.member.crowd is not None else ():
+        crowd = replace(site, pause_seconds=seconds, concurrency=CALLERS, log=Path(f"{site.log}.{seconds}"))
+        messages = max(CALLERS, int(2 * CALLERS * plan.messages / max(seconds, 0.05)))
+        with Producer(crowd) as producer, ready(crowd, producer) as worker, worker.stopped():
+            producer.request("slice", workload="publish", messages=messages)
+            began = time.monotonic_ns()
+            with worker.continued():
+                handled = worker.wait_for(messages)
+            found[f"{seconds:g}"] = messages / (max(at for _, at in handled) - began) * 1e9
+    return found
 
 
 def memory(site: Site, server: EmbeddedRedis, plan: Plan) -> dict[str, float]:

@@ -20,6 +20,8 @@ class Member:
     consume: int = 2_000
     batches: bool = False
     in_flight: int = 1
+    # What the worker's command needs besides, to run so many handlers at the same time; None if it cannot.
+    crowd: tuple[str, ...] | None = ()
 
     @property
     def shown_packages(self) -> list[str]:
@@ -83,6 +85,7 @@ MEMBERS = (
             *("{bin}/rq", "worker", "--quiet", "--url", "{url}", "--job-monitoring-interval", "5"),
             *("--maintenance-interval", "5", "league"),
         ),
+        crowd=None,
         guarantee="at most once, or again after a failure (`Retry`)",
         unfair="Its worker forks a process for each job, which isolates jobs and costs most of what is measured; it "
         "stores each job as a hash with a result.",
@@ -94,6 +97,7 @@ MEMBERS = (
         adapter="dramatiq",
         packages=("dramatiq[redis]", *REDIS),
         worker=("{bin}/dramatiq", "--processes", "1", f"{_ADAPTERS}.dramatiq"),
+        crowd=("--threads", "{concurrency}"),
         guarantee="at least once",
         unfair="One process instead of two, with its eight threads; a middleware stack with time limits and retries.",
         settings="`heartbeat_timeout` 5 s, `maintenance_chance` 200,000",
@@ -105,6 +109,7 @@ MEMBERS = (
         adapter="huey",
         packages=("huey", *REDIS),
         worker=("{bin}/huey_consumer", "--quiet", f"{_ADAPTERS}.huey.huey"),
+        crowd=("--workers", "{concurrency}"),
         guarantee="at most once",
         unfair="It pops a task before it runs it, so there is nothing to acknowledge.",
         settings="none to set",
@@ -115,6 +120,7 @@ MEMBERS = (
         adapter="taskiq",
         packages=("taskiq", "taskiq-redis", *REDIS),
         worker=("{bin}/taskiq", "worker", "--workers", "1", "--log-level", "WARNING", f"{_ADAPTERS}.taskiq:broker"),
+        crowd=("--max-async-tasks", "{concurrency}"),
         guarantee="at least once (stream broker)",
         unfair="asyncio, with up to 100 tasks at the same time; its stream keeps acknowledged messages, as it does by "
         "default.",
@@ -150,6 +156,7 @@ MEMBERS = (
         adapter="celery",
         packages=("celery", "packaging", *REDIS),
         worker=("{bin}/celery", "-A", f"{_ADAPTERS}.celery", "worker", "--concurrency", "1", "--loglevel", "ERROR"),
+        crowd=("--pool", "threads", "--concurrency", "{concurrency}"),
         guarantee="at least once (`acks_late`), else at most once",
         unfair="One process instead of one for each CPU; a protocol that also works with other brokers; no results "
         "backend.",
@@ -176,5 +183,36 @@ MEMBERS = (
         settings="`idle_timeout` 5 s, `max_tries` 10",
         in_flight=8,
         consume=500,
+    ),
+    Member(
+        name="repid",
+        adapter="repid",
+        packages=("repid[redis]", "hiredis==3.2.1"),
+        worker=_own("repid"),
+        guarantee="at least once (streams)",
+        unfair="asyncio, with up to 1,000 tasks at the same time; needs redis-py 7.",
+        settings="`min_idle_ms` 5 s, `claim_interval` 1 s",
+        in_flight=8,
+        consume=1_000,
+    ),
+    Member(
+        name="faststream, lists",
+        adapter="faststream_lists",
+        packages=("faststream[redis,cli]", "hiredis==3.2.1"),
+        worker=("{bin}/faststream", "run", "--log-level", "warning", f"{_ADAPTERS}.faststream_lists:app"),
+        guarantee="at most once",
+        unfair="It pops a message before it runs its handler; asyncio, one handler at a time unless told otherwise.",
+        settings="none to set",
+        consume=1_000,
+    ),
+    Member(
+        name="faststream, streams",
+        adapter="faststream_streams",
+        packages=("faststream[redis,cli]", "hiredis==3.2.1"),
+        worker=("{bin}/faststream", "run", "--log-level", "warning", f"{_ADAPTERS}.faststream_streams:app"),
+        guarantee="at least once for the same consumer name",
+        unfair="asyncio, one handler at a time unless told otherwise; its stream keeps acknowledged messages.",
+        settings="none to set",
+        consume=1_000,
     ),
 )

@@ -6,8 +6,9 @@ from statistics import median
 from typing import Any
 
 from bench.contender import ROOT
-from bench.league.loss import HANDLER_SECONDS, PER_SECOND, SCHEDULE
-from bench.league.measure import Plan
+from bench.league.loss import HANDLER_SECONDS as LOSS_SECONDS
+from bench.league.loss import PER_SECOND, SCHEDULE
+from bench.league.measure import CALLERS, HANDLER_SECONDS, Plan
 from bench.league.members import LIBRARY, MEMBERS, RAW, Member
 from docs.plots import OTHER, OURS, Bar, bars
 
@@ -17,6 +18,7 @@ _WORKLOADS = {
     "publish": "publish",
     "publish_once": "deduplicated",
     "publish_batch": "publish, 100 at once",
+    "publish_crowd": "publish, 100 callers",
     "consume": "consume",
     "consume_batch": "consume, 100 at once",
 }
@@ -43,7 +45,10 @@ def tables(results: list[dict[str, Any]]) -> str:
     """All tables as Markdown."""
     found = [one for one in results if "left_out" not in one]
     return "\n".join(
-        [*_speed(found), *_micros(found), *_delays(found), *_memory(found), *_loss(found), *_missing(results)]
+        [
+            *(*_speed(found), *_micros(found), *_callers(found), *_delays(found), *_memory(found), *_loss(found)),
+            *_missing(results),
+        ]
     )
 
 
@@ -99,6 +104,26 @@ def _micros(found: list[dict[str, Any]]) -> Iterator[str]:
     yield from _table(["", *_WORKLOADS.values()], ([_name(one), *(cell(one, w) for w in _WORKLOADS)] for one in found))
 
 
+def _callers(found: list[dict[str, Any]]) -> Iterator[str]:
+    """Many callers at a time: what most applications and workers are."""
+    yield "\n## Many callers\n"
+    yield (
+        f"*Publish*: messages a second that {CALLERS} callers publish at the same time, by the wall clock, while "
+        f"client and server share a CPU. *Handlers*: messages a second that a worker handles, {CALLERS} at a time, if "
+        "each handler only waits; in brackets the share of what is possible.\n"
+    )
+
+    def cells(one: dict[str, Any]) -> Iterator[str]:
+        own = one["costs"].get("publish_crowd", {}).get("own")
+        yield f"{1 / median(cost['wall'] for cost in own):,.0f}" if own else "-"
+        for seconds in HANDLER_SECONDS:
+            rate = one.get("waiting_handlers", {}).get(f"{seconds:g}")
+            yield f"{rate:,.0f} ({rate * seconds / CALLERS:.2f})" if rate else "-"
+
+    heads = [f"handlers of {seconds * 1e3:g} ms" for seconds in HANDLER_SECONDS]
+    yield from _table(["", "publish", *heads], ([_name(one), *cells(one)] for one in found))
+
+
 def _delays(found: list[dict[str, Any]]) -> Iterator[str]:
     yield "\n## Delay from publish to handler, in milliseconds\n"
     yield "By the wall clock. *Load* is an even rate of messages; who cannot keep up shows its backlog here.\n"
@@ -134,7 +159,7 @@ def _loss(found: list[dict[str, Any]]) -> Iterator[str]:
     yield (
         f"While a producer publishes {PER_SECOND:g} messages a second, the worker's processes are killed {kills} "
         f"times, connections are cut {cuts} times, and the reply to a request of the producer is lost {lost} times. A "
-        f"handler takes {HANDLER_SECONDS * 1e3:g} ms. The producer publishes again if its call raises, and a worker "
+        f"handler takes {LOSS_SECONDS * 1e3:g} ms. The producer publishes again if its call raises, and a worker "
         "that ends is started again. What recovers the messages of a dead worker is set to "
         f"{plan.lease_seconds} s if it can be. "
         f"*Stuck*: in Redis, but not handled within {plan.loss_grace_seconds:g} s. *Doubled*: handled more than once, "

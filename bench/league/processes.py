@@ -31,6 +31,7 @@ class Site:
     pause_seconds: float = 0.0
     lease_seconds: int = 0
     batch: int = 1
+    concurrency: int = 0  # 0: as many as the member's worker has by itself
     cpus: frozenset[int] = field(default_factory=lambda: frozenset(os.sched_getaffinity(0)))
 
     def start(self, command: list[str], **options: Any) -> "subprocess.Popen[str]":
@@ -43,6 +44,7 @@ class Site:
             "LEAGUE_PAUSE": str(self.pause_seconds),
             "LEAGUE_LEASE": str(self.lease_seconds),
             "LEAGUE_BATCH": str(self.batch),
+            "LEAGUE_CONCURRENCY": str(self.concurrency),
         }
         # A process inherits the CPUs of the thread that starts it, so a pin holds for all of its threads.
         before = os.sched_getaffinity(0)
@@ -81,8 +83,10 @@ class Worker:
         self.log.close()
 
     def _start(self) -> None:
-        places = {"bin": self._site.bin, "url": self._site.url}
-        command = [word.format(**places) for word in self._site.member.worker]
+        site = self._site
+        places = {"bin": site.bin, "url": site.url, "concurrency": site.concurrency}
+        words = (*site.member.worker, *((site.member.crowd or ()) if site.concurrency else ()))
+        command = [word.format(**places) for word in words]
         with self._output.open("ab") as output:
             self._process = self._site.start(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         self.starts += 1

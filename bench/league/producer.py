@@ -11,6 +11,7 @@ import platform
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
@@ -29,7 +30,8 @@ class Producer:
     """Each public method is a request."""
 
     def __init__(self, member: str) -> None:
-        self._queue = import_module(f"bench.league.adapters.{member}").Producer()
+        self._adapter = import_module(f"bench.league.adapters.{member}")
+        self._queue, self._crowd = self._adapter.Producer(), None
         self._meter = Meter(URL)
         self._numbers = count(1)
         self._runner = asyncio.Runner()
@@ -40,6 +42,7 @@ class Producer:
         """The versions, and which of the workloads this member has."""
         found = {"python": platform.python_version(), **{name: _version(name) for name in packages}}
         workloads = [name for name in ("publish", "publish_once", "publish_batch") if hasattr(self._queue, name)]
+        workloads.append("publish_crowd")
         return {"versions": found, "workloads": workloads}
 
     def slice(self, workload: str, messages: int) -> Cost:
@@ -50,6 +53,22 @@ class Producer:
         gc.collect()
         with self._meter.running() as cost:
             self._each(workload, iter(batch))
+        return cost
+
+    def crowd(self, messages: int, callers: int) -> Cost:
+        """The cost of publishing so many messages, by several callers at the same time: tasks, or else threads."""
+        batch = iter([payload(next(self._numbers)) for _ in range(messages)])
+        if self._crowd is None and hasattr(self._adapter, "Crowd"):
+            self._crowd = self._adapter.Crowd()
+        publish = (self._crowd or self._queue).publish
+        gc.collect()
+        with self._meter.running() as cost:
+            if inspect.iscoroutinefunction(publish):
+                self._runner.run(_beside_each_other(publish, batch, callers))
+            else:
+                with ThreadPoolExecutor(callers) as threads:
+                    for done in [threads.submit(publish, one) for one in batch]:
+                        done.result()
         return cost
 
     def now(self) -> None:
@@ -103,6 +122,10 @@ def _version(package: str) -> str:
 async def _in_turn(operation: Callable[[Any], Awaitable[object]], batch: Iterator[Any]) -> None:
     for one in batch:
         await operation(one)
+
+
+async def _beside_each_other(operation: Callable[[Any], Awaitable[object]], batch: Iterator[Any], callers: int) -> None:
+    await asyncio.gather(*[_in_turn(operation, batch) for _ in range(callers)])
 
 
 def _answer(producer: Producer, line: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from bench.contender import ContenderFailed
 from bench.environment import NoEnvironment
 from bench.league.environment import HOME, bin_of
 from bench.league.loss import lose
-from bench.league.measure import BATCH, Plan, Stand, costs, delays, memory
+from bench.league.measure import BATCH, Plan, Stand, costs, delays, memory, waiting_handlers
 from bench.league.members import MEMBERS, RAW, Member
 from bench.league.processes import Site
 from bench.machine import load, processor
@@ -55,6 +55,7 @@ class _Measurement:
         result: Result = {"parts_left_out": {}} | self._costs(member)
         parts: dict[str, Callable[[Site, EmbeddedRedis, Plan], Any]] = {
             "delays": delays,
+            "waiting_handlers": waiting_handlers,
             "memory": memory,
             "loss": lose,
         }

@@ -11,4 +11,6 @@ PAUSE_SECONDS = float(os.environ.get("LEAGUE_PAUSE", "0"))
 LEASE_SECONDS = int(os.environ.get("LEAGUE_LEASE", "0"))
 # How many messages a worker takes at once, where it can.
 BATCH = int(os.environ.get("LEAGUE_BATCH", "1"))
+# How many handlers run at the same time; 0 leaves that to the member.
+CONCURRENCY = int(os.environ.get("LEAGUE_CONCURRENCY", "0"))
 QUEUE = "league"

@@ -37,17 +37,18 @@ def here(_: Member) -> Path:
 def test_every_part_of_a_member_is_measured_beside_raw_redis_py(pytestconfig: pytest.Config) -> None:
     result = run.measure(member(LIBRARY), TINY, pytestconfig.getoption("--server"), here)
     assert "left_out" not in result and result["parts_left_out"] == {}
-    for workload in ("publish", "publish_once", "publish_batch", "consume", "consume_batch"):
+    for workload in ("publish", "publish_once", "publish_batch", "publish_crowd", "consume", "consume_batch"):
         for side in ("own", "raw"):
             (cost,) = result["costs"][workload][side]
             assert cost["client"] > 0 and cost["wall"] > 0, workload
     assert [len(result["delays"][kind]) for kind in ("idle", "load")] == [2, 5]
+    assert {seconds: rate > 0 for seconds, rate in result["waiting_handlers"].items()} == {"0.01": True, "0.1": True}
     assert result["memory"]["waiting"] > 0
     loss = result["loss"]
     assert loss["confirmed"] == TINY.loss_messages
     assert (loss["lost"], loss["stuck"], loss["errors"]) == (0, 0, 0)
     text = page.tables([result, {"name": "huey", "left_out": "it could not be installed"}])
-    assert text.count("\n| **this library** |") == 5
+    assert text.count("\n| **this library** |") == 6
     assert "- huey: it could not be installed" in text
 
 

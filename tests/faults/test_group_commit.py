@@ -12,7 +12,7 @@ from redis_message_queue import CleanupFailedError, QueueBackpressureError, Retr
 from redis_message_queue.protocol.group_commit import SingleCall
 from redis_message_queue.stored.envelope import Envelope
 from redis_message_queue.stored.keys import QueueKeys
-from redis_message_queue.values.errors import LuaScriptError, PayloadTypeError
+from redis_message_queue.values.errors import LuaScriptError, NotPermittedError, PayloadTypeError
 from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.crowd import Crowd, Held, answers
 from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, delayed
@@ -220,6 +220,21 @@ def test_one_tenants_bad_key_fails_only_its_caller(crowd, truth, limit):
     assert [results[nth] for nth in (0, 1, 3, 4)] == [True] * 4
     assert stored(truth.client) == [b"lone", b"d"]
     assert stored(truth.client, KEYS.tenant_pending("good")) == [b"a", b"c"]
+
+
+def test_a_user_who_lacks_a_later_command_stores_nothing_twice(crowd, truth):
+    """The script stops half-way, as that of a single publish does: each gets its own error, and none is sent again."""
+    many = crowd()
+    truth.client.acl_setuser("default", enabled=True, commands=["-psetex"])
+    try:
+        with Held(truth.client):
+            outcomes = [many.publish(one) for one in numbered(5)]
+        errors = answers(outcomes)
+    finally:
+        truth.client.acl_setuser("default", enabled=True, commands=["+psetex"])
+    assert all(isinstance(one, NotPermittedError) for one in errors)
+    assert len({one.message_id for one in errors}) == 5
+    assert Counter(stored(truth.client)) == Counter(one.encode() for one in numbered(5))
 
 
 def test_a_full_server_refuses_each_by_itself_and_stores_nothing(crowd, truth):

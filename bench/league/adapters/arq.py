@@ -6,7 +6,7 @@ from arq import create_pool
 from arq.connections import RedisSettings
 
 from bench.league.handler import handle_async
-from bench.league.settings import LEASE_SECONDS, URL
+from bench.league.settings import CONCURRENCY, LEASE_SECONDS, URL
 
 _SETTINGS = RedisSettings.from_dsn(URL)
 
@@ -18,6 +18,7 @@ async def task(context: dict[str, Any], message: dict[str, Any]) -> None:
 class WorkerSettings:
     functions = (task,)
     redis_settings = _SETTINGS
+    max_jobs = CONCURRENCY or 10  # its default
     if LEASE_SECONDS:
         job_timeout = LEASE_SECONDS
 

@@ -6,7 +6,7 @@ from typing import Any
 from bullmq import Queue, Worker
 
 from bench.league.handler import handle_async
-from bench.league.settings import LEASE_SECONDS, QUEUE, URL
+from bench.league.settings import CONCURRENCY, LEASE_SECONDS, QUEUE, URL
 
 
 class Producer:
@@ -29,6 +29,8 @@ async def _process(job: Any, token: str) -> None:
 
 async def _work() -> None:
     options: dict[str, Any] = {"connection": URL}
+    if CONCURRENCY:
+        options["concurrency"] = CONCURRENCY
     if LEASE_SECONDS:
         options |= {"lockDuration": LEASE_SECONDS * 1000, "stalledInterval": 1000, "maxStalledCount": 10}
     worker = Worker(QUEUE, _process, options)

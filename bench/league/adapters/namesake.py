@@ -10,6 +10,8 @@ from bench.league.handler import handle
 from bench.league.settings import LEASE_SECONDS, QUEUE, URL
 from redis_message_queue import RedisMessageQueue
 
+NEEDS_THREADS = True
+
 
 class Producer:
     """It has no batches."""

@@ -9,9 +9,15 @@ from bench import raw
 from bench.league.handler import handle
 from bench.league.settings import BATCH, QUEUE, URL
 
+NEEDS_THREADS = True
+
 
 def Producer() -> raw.SyncQueue:
     return raw.SyncQueue(URL, QUEUE)
+
+
+def Crowd() -> raw.AsyncQueue:
+    return raw.AsyncQueue(URL, QUEUE)
 
 
 def work() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from saq import Queue
 
 from bench.league.handler import handle_async
-from bench.league.settings import LEASE_SECONDS, URL
+from bench.league.settings import CONCURRENCY, LEASE_SECONDS, URL
 
 queue = Queue.from_url(URL)
 
@@ -15,6 +15,8 @@ async def task(context: dict[str, Any], *, message: dict[str, Any]) -> None:
 
 
 settings = {"queue": queue, "functions": [task]}
+if CONCURRENCY:
+    settings["concurrency"] = CONCURRENCY
 if LEASE_SECONDS:
     settings["timers"] = {"sweep": 1}
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import threading
 import time
 from typing import Any
 
@@ -15,6 +16,8 @@ from bench.league.settings import BATCH, LEASE_SECONDS, QUEUE, URL
 
 _KEY, _GROUP = f"{QUEUE}::pending", "group"
 
+NEEDS_THREADS = True
+
 
 def Producer() -> streams.SyncQueue:
     return streams.SyncQueue(URL, QUEUE)
@@ -24,7 +27,7 @@ def work() -> None:
     client: Any = Redis.from_url(URL, protocol=2)
     with contextlib.suppress(ResponseError):  # the group exists
         client.xgroup_create(_KEY, _GROUP, id="0", mkstream=True)
-    consumer, claim_at = f"worker-{os.getpid()}", 0.0
+    consumer, claim_at = f"worker-{os.getpid()}-{threading.get_ident()}", 0.0
     while True:
         found = []
         if time.monotonic() > claim_at:

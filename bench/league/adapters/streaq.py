@@ -6,10 +6,11 @@ from typing import Any
 from streaq import Worker
 
 from bench.league.handler import handle_async
-from bench.league.settings import LEASE_SECONDS, URL
+from bench.league.settings import CONCURRENCY, LEASE_SECONDS, URL
 
 _LEASE = {"idle_timeout": LEASE_SECONDS} if LEASE_SECONDS else {}
-worker = Worker(redis_url=URL, **_LEASE)
+_CROWD = {"concurrency": CONCURRENCY} if CONCURRENCY else {}
+worker = Worker(redis_url=URL, **_LEASE, **_CROWD)
 
 
 @worker.task(max_tries=10)

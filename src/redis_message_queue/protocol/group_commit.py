@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from redis_message_queue.protocol.calls import SHORTEST_ATTEMPT_SECONDS, Calls, ReplySlot
 from redis_message_queue.protocol.port import Argument, Call, Command, Notification
 from redis_message_queue.stored.bounds import MAX_BYTES
-from redis_message_queue.values.errors import RedisMessageQueueError, RetryBudgetExhaustedError
+from redis_message_queue.values.errors import NotPermittedError, RedisMessageQueueError, RetryBudgetExhaustedError
 
 _LOOK_AGAIN_SECONDS = 0.5
 
@@ -173,6 +174,8 @@ class GroupCommit:
                     await self._send(callers, call)
                 else:
                     await self._wait(callers, call)
+            if isinstance(call.outcome, NotPermittedError):
+                raise call.outcome
             return self._kind.result(call)
         finally:
             call.is_over = True
@@ -275,20 +278,29 @@ class GroupCommit:
                 raise self._exhausted(call, is_sent=True) from error  # by another caller, perhaps
             if isinstance(error, RetryBudgetExhaustedError) or len(group.calls) == 1:
                 raise
-            with self._lock:  # refused before anything was written: each is sent by itself, in the same order
-                for one in group.calls:
-                    one.is_alone = True
-                callers.waiting.extendleft(reversed(group.calls))
-                self._close(callers, group)
+            with self._lock:
+                if isinstance(error, NotPermittedError):  # perhaps half-way: sent again, some would be stored twice
+                    for one in group.calls:
+                        one.outcome = copy(error)
+                        one.outcome.message_id = one.message_id.hex()
+                else:  # refused before anything was written: each is sent by itself, in the same order
+                    for one in group.calls:
+                        one.is_alone = True
+                    callers.waiting.extendleft(reversed(group.calls))
+                self._end(callers, group, call)
             return
         with self._lock:
             callers.waiting.extendleft(reversed(self._kind.read(reply, group.calls)))
-            self._close(callers, group)
-            if call.outcome is not None:
-                call.is_over = True
-                self._choose_sender(callers)
+            self._end(callers, group, call)
+
+    def _end(self, callers: _Callers, group: Group, sender: GroupedCall) -> None:
+        """Let those go who have an answer, and the next caller send if the sender is one of them."""
+        self._close(callers, group)
+        if sender.outcome is not None:
+            sender.is_over = True
+            self._choose_sender(callers)
         for one in group.calls:
-            if one is not call and one.outcome is not None:
+            if one is not sender and one.outcome is not None:
                 one.notification.send()
 
     def _form(self, callers: _Callers) -> Group:
