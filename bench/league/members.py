@@ -187,7 +187,7 @@ MEMBERS = (
     Member(
         name="repid",
         adapter="repid",
-        packages=("repid[redis]", "hiredis==3.2.1"),
+        packages=("repid[redis]", "typing_extensions", "hiredis==3.2.1"),
         worker=_own("repid"),
         guarantee="at least once (streams)",
         unfair="asyncio, with up to 1,000 tasks at the same time; needs redis-py 7.",
