@@ -237,11 +237,11 @@ async def test_a_retried_call_is_logged(shell: Shell, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.DEBUG, "redis_message_queue"):
         client.losses.request(2)
         await queue.publish("secret")
-        assert len(caplog.records) == 2
+        assert len(caplog.records) == 1  # the second retry comes within the same second
         caplog.clear()
         async with queue.process_message():
             client.losses.reply(2)
-        assert len(caplog.records) == 2
+        assert len(caplog.records) == 1  # the second retry comes within the same second
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     assert "ConnectionError" in caplog.text and "secret" not in caplog.text
 

@@ -118,13 +118,29 @@ async def test_the_same_signal_again_has_its_usual_effect(shell: Shell, signum: 
     assert shell.processing(queue) == 1  # its lease recovers it
 
 
+# The main thread says when its signal handler has run: until then another thread may begin with another message.
+NOTICING = """
+from redis_message_queue.process import loop_signals
+
+noticed = []
+
+{async_}def noticing(message):
+    os.write(1, b"at work\\n")
+    while not redis.Redis.from_url(url).exists("go"):
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and loop_signals._loop_signals._received and not noticed:
+            noticed.append(True)
+            os.write(1, b"noticed\\n")
+        {await_}{sleep}(0.01)
+"""
+
 TOGETHER = {
     "sync": """
 def main():
     before, ended = dispositions(), []
-    beside = threading.Thread(target=lambda: ended.append(said(named("other").run(handle))))
+    beside = threading.Thread(target=lambda: ended.append(said(named("other").run(noticing))))
     beside.start()
-    ended.append(said(named("q").run(handle)))
+    ended.append(said(named("q").run(noticing)))
     beside.join()
     print(*ended, dispositions() == before, flush=True)
 """,
@@ -133,7 +149,7 @@ async def main():
     before, ended = dispositions(), []
 
     async def one(queue):
-        ended.append(said(await queue.run(handle)))
+        ended.append(said(await queue.run(noticing)))
         if len(ended) == 1:
             ended.append(dispositions() == before)
 
@@ -149,9 +165,10 @@ async def test_a_signal_stops_all_loops_of_the_process(shell: Shell) -> None:
     """Those of `asyncio.gather`, and those of other threads beside one of the main thread."""
     for name in ("q", "other"):
         await shell.queue(name).publish_many(words(2))
-    with worker(shell, QUEUES + TOGETHER[shell.name] + "\n{run}\n") as process:
+    with worker(shell, QUEUES + NOTICING + TOGETHER[shell.name] + "\n{run}\n") as process:
         await began(shell, process, 2)
         process.send_signal(signal.SIGINT)
+        assert says(process) == "noticed"
         shell.redis.set("go", 1)
         assert end_of(process) == (0, "(1, 0, 'SIGINT') (1, 0, 'SIGINT') True", "")
 
