@@ -54,7 +54,8 @@ WORKS["all-spark"] = "\n".join(WORKS[extra] for extra in ("all", "spark"))
 FIRST_PAGES = ("README.md", "docs/tutorial/first-queue.md")
 _COMMAND = re.compile(r"(?:^|`)(?P<command>pip\s+install\s+[^`\n#]*(?:\n[^`\n#]+(?=`))?)", re.MULTILINE)
 _EXTRAS = re.compile(r"^(?:\.|redis-exact-queue)(?:\[(?P<extras>[\w,-]+)\])?$")
-_RELATIVE_LINK = re.compile(r"\]\((?!https?://)[^)]*\)")
+# A call such as `Queue[Order]("orders", client=client)` is none.
+_RELATIVE_LINK = re.compile(r"\]\((?!https?://)[^)\s]*\)")
 
 
 class PackageError(Exception):
