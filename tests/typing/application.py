@@ -105,5 +105,14 @@ def without_codec(client: redis.Redis) -> None:
 
 def several(orders: RedisMessageQueue[Order], mails: RedisMessageQueue, client: Any) -> None:
     assert_type(run_queues({orders: charge, mails: (print_text, 3)}), list[RunSummary])
-    run_queues({orders: 3, RedisMessageQueue[Order]("bulk", client=client, codec=Order): 1}, charge, concurrency=4)
+    bulk = RedisMessageQueue[Order]("bulk", client=client, codec=Order)
+    run_queues({orders: 3, bulk: 1}, charge, concurrency=4)
     run_queues({orders: 1}, charge_all, batch_size=10)
+    run_queues({orders: 1}, charge_all)  # type: ignore[arg-type]  # called with one message
+    run_queues({orders: 1}, print_text)  # type: ignore[arg-type]  # for a queue without a codec
+
+
+async def several_for_asyncio(orders: rmq.RedisMessageQueue[Order]) -> None:
+    await rmq.run_queues({orders: 1}, charge_later)
+    await rmq.run_queues({orders: charge_later}, prefetch=10)
+    await rmq.run_queues({orders: 1}, charge_later, batch_size=3)  # type: ignore[arg-type]  # called with a list

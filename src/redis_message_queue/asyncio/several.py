@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from redis_message_queue.asyncio.handlers import TASKS, wrapped
+from redis_message_queue.asyncio.message import ReceivedMessage
 from redis_message_queue.asyncio.message_queue import RedisMessageQueue
 from redis_message_queue.options.declared import takes_fields_of
 from redis_message_queue.process.loop_signals import stopped_by_signals
 from redis_message_queue.protocol import queue_contract
-from redis_message_queue.protocol.loop.run_options import BatchSettings, RunOptions, RunSummary
+from redis_message_queue.protocol.consume.received_message import M
+from redis_message_queue.protocol.loop.run_options import BatchSettings, LoopSettings, RunOptions, RunSummary
 from redis_message_queue.protocol.loop.shared_loop import QueuesRun
 from redis_message_queue.protocol.loop.turns import Share, checked_shares
 from redis_message_queue.protocol.queue_contract import described_as
 from redis_message_queue.values.checks import suggests_options
+
+
+@overload
+async def run_queues(
+    queues: Mapping[RedisMessageQueue[M], int],
+    handler: Callable[[ReceivedMessage[M]], object],
+    *,
+    batch_size: None = None,
+    **options: Unpack[LoopSettings],
+) -> list[RunSummary]: ...
+
+
+@overload
+async def run_queues(
+    queues: Mapping[RedisMessageQueue[M], int],
+    handler: Callable[[list[ReceivedMessage[M]]], object],
+    *,
+    batch_size: int,
+    batch_seconds: float | None = None,
+    **options: Unpack[LoopSettings],
+) -> list[RunSummary]: ...
+
+
+@overload
+async def run_queues(
+    queues: Mapping[RedisMessageQueue[Any], Callable[[Any], object] | tuple[Callable[[Any], object], int]],
+    **options: Unpack[BatchSettings],
+) -> list[RunSummary]: ...
 
 
 @suggests_options
