@@ -21,7 +21,7 @@ from redis_message_queue.values.errors import ConfigurationError
 DEFAULT_URL = "redis://localhost:6379/0"
 _SCHEMES = ("redis", "rediss", "unix")
 _FORMS = "redis://[[user]:password@]host[:port][/db], rediss://... for TLS, or unix:///path/to.sock[?db=0]"
-_HANDSHAKE_SECONDS, _LOOK_SECONDS = 2.0, 0.5  # together, and twice the look, 3 seconds
+_HANDSHAKE_SECONDS, _LOOK_SECONDS = 1.0, 0.5  # together, and twice the look, 2 seconds
 # Long enough for a distant server, short enough for a person who waits; a URL can override them (?socket_timeout=60).
 _TIMEOUTS: dict[str, Any] = {"socket_connect_timeout": 5.0, "socket_timeout": 30.0}
 # A queue lives in one slot: it works, and its operator can look at it, while other slots are not served.
@@ -98,7 +98,7 @@ def _is_cluster(url: str) -> bool:
 
 
 def _has_cluster_mode(client: Any, url: str) -> bool:
-    """Ask for the mode. With TLS first for two seconds: at a port without it, the handshake would never end."""
+    """Ask for the mode. With TLS first for a second: at a port without it, the handshake would never end."""
     settings = client.connection_pool.connection_kwargs
     longest = settings["socket_timeout"]
     if url.startswith("rediss:") and longest > _HANDSHAKE_SECONDS:

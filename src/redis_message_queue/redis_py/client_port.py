@@ -27,8 +27,8 @@ T = TypeVar("T")
 # What is left for each step of a cluster client that looks for a slot's new node, when the time of an attempt is over.
 _NODES_SECONDS = 0.1
 REPLY_TIMEOUT_SECONDS = 5.0  # how long we wait for one reply with a client that has no socket_timeout
-_HANDSHAKE_SECONDS = 2.0  # with TLS, for the first attempt
-_LOOK_SECONDS = 0.9  # for a look at what the port speaks: together less than 3 seconds
+_HANDSHAKE_SECONDS = 1.0  # with TLS, for the first attempt; the next ones have all the time that is left
+_LOOK_SECONDS = 0.9  # for a look at what the port speaks: together less than 2 seconds
 _TRUSTED_SECONDS = 30.0  # a host name may lead to another server later, and for one of two clients only
 
 
