@@ -176,6 +176,8 @@ async def test_a_position_is_counted_up_to_a_limit(shell: Shell, monkeypatch: py
     await queue.publish_many(["x"] * 20)
     last = await submit(queue, "last")
     await check(queue, last, "no_worker", "it waits behind more than 20 messages; no worker is connected")
+    far = await submit(queue, "far", tenant="acme")  # found by what the journal says of its tenant
+    await check(queue, far, "no_worker", "no worker is connected; it is the next message of tenant acme.*")
 
 
 @pytest.mark.in_full

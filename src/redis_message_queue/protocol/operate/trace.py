@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redis_message_queue.protocol.operate.pages import FIRST_SCAN, PAGE, PageReader, scanned_pairs
+from redis_message_queue.protocol.operate.pages import FIRST_SCAN, PAGE, TENANTS, ListPart, PageReader, scanned_pairs
 from redis_message_queue.protocol.operate.record_pairs import record_of_stored
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.bounds import MAX_BYTES
@@ -115,9 +115,12 @@ class MessageFinder:
         return location.record if location else None
 
     async def locate(
-        self, message_id: str, max_messages: int, max_bytes: float = math.inf
+        self, message_id: str, max_messages: int, max_bytes: float = math.inf, tenant: bytes | None = None
     ) -> tuple[Location | None, bool]:
-        """Return where a message is, and whether everything was searched if it was not found."""
+        """Return where a message is, and whether everything was searched if it was not found.
+
+        With a ``tenant`` only the messages of this one are searched among those that wait, b"" for those without one.
+        """
         wanted = check_id(message_id)
         whole_number("max_messages", max_messages)
         keys, send = self._keys, self._pages.send
@@ -136,7 +139,7 @@ class MessageFinder:
         if delayed is not None:
             record = self._record(delayed, "delayed", _count(entry, 0, 0), due_us=None if due is None else float(due))
             return Location(record, _tenant(delayed), failures=_count(entry, 2, 0)), True
-        waiting, is_whole = await self._waiting(wanted, max_messages, max_bytes)
+        waiting, is_whole = await self._waiting(wanted, max_messages, max_bytes, tenant)
         if waiting is None:
             return None, is_whole
         stored, tenant, ahead = waiting
@@ -169,28 +172,33 @@ class MessageFinder:
                 return None
 
     async def _waiting(
-        self, wanted: bytes, max_messages: int, max_bytes: float
+        self, wanted: bytes, max_messages: int, max_bytes: float, tenant: bytes | None
     ) -> tuple[tuple[bytes, bytes, int] | None, bool]:
         """Search the messages that wait, from the next one on: those without a tenant, then tenant by tenant.
 
         Returns the stored message, its tenant and how many are before it; and whether all were searched.
         """
-        (ring,) = await self._pages.send(("ZRANGE", self._keys.tenant_ring, 0, -1))
-        queues: list[Any] = [(b"", self._keys.pending), *((one, self._pages.tenant_queue(one)) for one in ring if one)]
-        for tenant, key in queues:
-            first = 0
-            while True:
+        names, turn = [tenant or b""], 0
+        while names:
+            keys: list[Any] = [self._pages.tenant_queue(name) if name else self._keys.pending for name in names]
+            firsts = dict.fromkeys(keys, 0)
+            while keys:
                 if max_messages <= 0 or max_bytes <= 0:
                     return None, False
-                count = min(PAGE, max_messages)
-                page = await self._pages.read_list(key, "right", first, count)
-                for place, stored in enumerate(page, first):
-                    if stored[1 : envelope.TIME_AT] == wanted:
-                        return (stored, tenant, place), True
-                first, max_messages = first + len(page), max_messages - len(page)
-                max_bytes -= sum(map(len, page))
-                if len(page) < count:
-                    break
+                count = max(1, min(PAGE, max_messages) // len(keys))
+                pages = await self._pages.read([ListPart(key, "right", firsts[key], count) for key in keys])
+                for key, page in zip(keys, pages, strict=True):
+                    for place, stored in enumerate(page, firsts[key]):
+                        if stored[1 : envelope.TIME_AT] == wanted:
+                            return (stored, _tenant(stored), place), True
+                    firsts[key] += len(page)
+                    max_messages -= len(page)
+                    max_bytes -= sum(map(len, page))
+                keys = [key for key, page in zip(keys, pages, strict=True) if len(page) == count]
+            if tenant is not None:
+                break
+            (ring,) = await self._pages.send(("ZRANGE", self._keys.tenant_ring, turn, turn + TENANTS - 1))
+            names, turn = [name for name in ring if name], turn + TENANTS
         return None, True
 
 

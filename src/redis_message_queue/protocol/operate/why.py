@@ -246,7 +246,7 @@ class Explainer:
         for part in self._operators:
             journal = await _journal(part, message_id)
             if journal.entries:
-                return await self._of_history(part, [entry for _, entry in journal.entries], is_whole)
+                return await self._of_history(part, message_id, [entry for _, entry in journal.entries], is_whole)
             is_searched = is_searched and journal.is_whole
             if journal.reached is not None:
                 reached.append(int(journal.reached.partition(b"-")[0]) / 1000)
@@ -261,7 +261,9 @@ class Explainer:
             "unknown", f"{text}, which goes back to {when(moment(begins))}", {"journal_begins": moment(begins)}
         )
 
-    async def _of_history(self, part: PartOperator, history: Sequence[TraceEntry], is_whole: bool) -> Answer:
+    async def _of_history(
+        self, part: PartOperator, message_id: str, history: Sequence[TraceEntry], is_whole: bool
+    ) -> Answer:
         """Say how a message ended by its journal, or what was its last event."""
         last = history[-1]
         facts: dict[str, Any] = {"last_event": last.event, "at": last.at, "consumer": last.consumer} | dict(
@@ -278,7 +280,11 @@ class Explainer:
             facts |= {"consumer": consumer}
             return Answer(cause, f"{text}{of}{by} at {when(last.at)}{because}", facts)
         if not is_whole and last.event not in CLAIMS:
-            around = await self._look_around(part, (last.tenant or "").encode("utf-8", "surrogateescape"))
+            tenant = (last.tenant or "").encode()
+            location, _ = await part.finder.locate(message_id, MOST_MESSAGES, _MOST_BYTES, tenant)
+            if location is not None:
+                return await self._of_location(part, location, message_id)
+            around = await self._look_around(part, tenant)
             name = one_line(last.tenant) if last.tenant else None
             behind = _behind(name, f"more than {count(MOST_MESSAGES)}", MOST_MESSAGES, around)
             stopped = _paused(around, name)
