@@ -1,12 +1,14 @@
 """`run(until_empty=True)` ends when a claim that has seen all of the loop's own acknowledgements finds nothing."""
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from redis_message_queue import RetryLater
-from tests.contract.loops import side_by_side, text, words
-from tests.contract.shells import EVERY_WIRING, Awaited, Shell, Wiring
+from tests.contract.loops import filled, side_by_side, text, words
+from tests.contract.shells import EVERY_WIRING, LIMIT_SECONDS, Awaited, Sent, Shell, Wiring, until
 from tests.contract.test_partitions import keys_for
 from tests.contract.test_run_queues import run_queues
 
@@ -241,3 +243,26 @@ async def test_thousands_of_tenants_behind_retries_are_counted(shell: Shell) -> 
         await queue.publish_many(words(2), tenant=tenant)
     summary = await queue.run(postpone(shell, *map(str, range(count))), until_empty=True, prefetch=500)
     assert (summary.retried, summary.left_behind) == (count, count)
+
+
+@pytest.mark.both_shells
+async def test_workers_that_are_idle_together_end_with_one_claim(shell: Shell) -> None:
+    """And not with one for each of them."""
+    queue, inside = await filled(shell, words(20)), list[Any]()
+    tasks, threads = asyncio.Barrier(21), threading.Barrier(21)
+
+    async def meet(message: Any) -> None:
+        inside.append(message)
+        await tasks.wait()
+
+    def meet_in_threads(message: Any) -> None:
+        inside.append(message)
+        threads.wait(LIMIT_SECONDS)
+
+    is_async = shell.name == "asyncio"
+    loop = asyncio.ensure_future(queue.run(meet if is_async else meet_in_threads, concurrency=20, until_empty=True))
+    assert await until(lambda: len(inside) == 20)
+    with Sent(shell.server) as sent:
+        await (tasks.wait() if is_async else asyncio.to_thread(threads.wait, LIMIT_SECONDS))
+        assert (await loop).handled == 20
+    assert sent.scripts.count("claim") < 20, sent.scripts

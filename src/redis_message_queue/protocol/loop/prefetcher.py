@@ -229,10 +229,15 @@ class Prefetcher:
         while not self._consumer.is_stopped():
             if self.turn.begin():
                 try:
-                    return await self.find_item()
+                    if (work_item := await self.find_item()) is None:
+                        self.turn.dismiss()
+                    return work_item
                 finally:
                     self.end_turn()
+            dismissed = self.turn.dismissed
             await self.wait_for_turn()
+            if dismissed != self.turn.dismissed:
+                return None
             if (work_item := self.ready()) is not None:
                 self.turn.pass_on(self.ready_count)
                 return work_item

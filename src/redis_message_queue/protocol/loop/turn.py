@@ -21,6 +21,7 @@ class Turn:
         self._lock = runtime.lock()
         self._new_notification = runtime.notification
         self._is_taken = False
+        self.dismissed = 0  # how often all that waited were told to end
         self._waiting: OrderedDict[Notification, None] = OrderedDict()
 
     @property
@@ -51,6 +52,12 @@ class Turn:
             for _ in range(min(workers, len(self._waiting))):
                 notification, _ = self._waiting.popitem(last=False)
                 notification.send()
+
+    def dismiss(self) -> None:
+        """Tell all that wait to end: there is nothing to do, and each of them would find that out by itself."""
+        with self._lock:
+            self.dismissed += 1
+            self.wake(len(self._waiting))
 
     async def wait(self, seconds: float) -> bool:
         """Wait to be woken, or for this long. Returns False if the time was up."""
