@@ -143,7 +143,7 @@ package: $(VENV)/.installed ## build sdist and wheel, and run the install comman
 bench: $(VENV)/.installed ## measure against raw redis-py and the peer package, in one interleaved run
 	$(BIN)/python -m bench
 
-league: $(VENV)/.installed ## measure this library beside ten others, and write docs/explanation/league.md; ARGS='--peers rq,huey'
+league: $(VENV)/.installed ## measure this library beside others, and write docs/explanation/league.md; ARGS='--peers rq,huey'
 	$(BIN)/python -m bench.league --write $(ARGS)
 
 growth: $(VENV)/.installed ## measure how the cost grows with messages, tenants, consumers and bytes, and write docs/explanation/growth.md
