@@ -76,9 +76,6 @@ def own_session(spark: "SparkSession", rows: int = 0) -> Iterator["SparkSession"
     own.conf.set("spark.sql.session.timeZone", "UTC")
     own.conf.set("spark.sql.shuffle.partitions", str(rows // _ROWS_A_PARTITION + 1))
     own.conf.set("spark.sql.adaptive.enabled", "false")  # keeps what is cached partitioned by its key
-    if not rows:  # compiling a query costs more than the few rows of a small table
-        own.conf.set("spark.sql.codegen.wholeStage", "false")
-        own.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     try:
         yield own
     finally:

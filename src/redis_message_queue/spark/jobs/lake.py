@@ -87,7 +87,7 @@ COUNTS = _schema(
     first_at=_TIME,
     last_at=_TIME,
     newest_id=_TEXT,
-    **{f"{name}_sketch": pa.binary() for name in SPREADS},  # KLL, of microseconds
+    **{f"{name}_sketch": pa.binary() for name in SPREADS},  # KLL, of microseconds; of a tenant only two
     messages_sketch=pa.binary(),  # HLL, of ids
     tenants_sketch=pa.binary(),
 )

@@ -395,9 +395,8 @@ class Refresh:
 
     def _messages(self, incidents: list[Incident]) -> "DataFrame":
         """Return a row for each message that was open or has new entries. Adds what is wrong with them."""
-        rows = self._keep(
-            self._with_records(self._facts.where("key = id").groupBy(expr("key as id")).agg(*_message_columns()))
-        )
+        found = self._facts.where("key = id").groupBy(expr("key as id")).agg(*_message_columns())
+        rows = self._keep(self._with_records(found).selectExpr(*_finished(self._lost), "odd", "is_known"))
         counts = rows.selectExpr(
             "count_if(odd) as odd",
             "count_if(not is_known) as unknown",
@@ -414,7 +413,6 @@ class Refresh:
         incidents += self._incidents("violation", counts.odd, rows.where("odd"))
         if counts.without_payload:
             rows = self._with_payloads(rows)
-        rows = rows.selectExpr(*_finished(self._lost))
         incidents += self._lost_messages(rows)
         return rows.selectExpr("*", "string(date(coalesce(finished_at, published_at, current_timestamp()))) as date")
 
@@ -492,7 +490,8 @@ class Refresh:
             "coalesce(by, previous.by) as consumer",
             f"date_trunc('{unit}', at) as start",
         )
-        facts = facts.repartition("start")  # once, for all that follows
+        # For what hardly shrinks when each task sums its own rows first. Consumers and errors are few.
+        by_start = facts.repartition("start")
         sums = [f"count_if({rule}) as {name}" for name, rule in _COUNTED.items()]
         sums += [f"sum({rule}) as {name}" for name, rule in _SUMMED.items()]
         sums += [
@@ -500,10 +499,10 @@ class Refresh:
             "max(at) filter (where event <> 'due') as last_at",
         ]
         sketches = [f"kll_sketch_agg_bigint({name}_us, {_SKETCH_SIZE}) as {name}_sketch" for name in SPREADS]
-        tenants = facts.groupBy("start", expr("coalesce(tenant, '') as name")).agg(*map(expr, sums + sketches))
+        tenants = by_start.groupBy("start", expr("coalesce(tenant, '') as name")).agg(*map(expr, sums + sketches))
         tenants = self._keep(tenants)
         queue = tenants.groupBy("start").agg(*map(expr, _merged()))
-        queue = queue.join(_peaks(facts), "start", "left").selectExpr("*", "'queue' as scope", "'' as name")
+        queue = queue.join(_peaks(by_start), "start", "left").selectExpr("*", "'queue' as scope", "'' as name")
         consumers = facts.where("consumer is not null").groupBy("start", expr("consumer as name")).agg(*map(expr, sums))
         errors = (
             facts.where(f"event = 'dead' or {_in('failed', 'retried')} and error_type is not null")
@@ -515,7 +514,8 @@ class Refresh:
                 expr("hll_sketch_agg(coalesce(tenant, '')) filter (where event = 'dead') as tenants_sketch"),
             )
         )
-        cells = queue.unionByName(tenants.selectExpr("*", "'tenant' as scope"), allowMissingColumns=True)
+        tenants = tenants.selectExpr("* except (processing_sketch, prefetch_sketch)", "'tenant' as scope")
+        cells = queue.unionByName(tenants, allowMissingColumns=True)
         cells = cells.unionByName(consumers.selectExpr("*", "'consumer' as scope"), allowMissingColumns=True)
         cells = cells.unionByName(errors.selectExpr("*", "'error' as scope"), allowMissingColumns=True)
         return cells.selectExpr("* except (peak)", "coalesce(peak, 0L) as peak", f"{self.plan.number}L as refresh")
