@@ -62,7 +62,7 @@ class RedisMessageQueue(OperatorMethods[M], QueueContract, PublishMethods[M], Pr
         return part
 
     def process_message(self) -> ProcessMessage[M]:
-        return ProcessMessage[M](self._protocol)
+        return ProcessMessage(self._protocol)
 
     async def process_message_callback(self, handler: Callable[[M], object]) -> bool:
         checks.required_function("handler", handler)

@@ -67,7 +67,7 @@ class RedisMessageQueue(BlockingOperatorMethods[M], QueueContract, BlockingPubli
         return part
 
     def process_message(self) -> ProcessMessage[M]:
-        return ProcessMessage[M](self._protocol)
+        return ProcessMessage(self._protocol)
 
     def process_message_callback(self, handler: Callable[[M], object]) -> bool:
         checks.required_function("handler", handler)
