@@ -15,8 +15,16 @@ from tests.contract.shells import Awaited, Shell, take
 pytestmark = pytest.mark.topic("Errors")
 
 
-class Unprintable(Exception):
-    """Raises whatever is asked of it."""
+class Nameless(type):
+    """A metaclass whose classes do not tell their names."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError("no name")
+
+
+class Unprintable(Exception, metaclass=Nameless):
+    """Raises whatever is asked of it, and so does its class."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from redis_message_queue.cli.output import PrintableFormatter, say, to_json
-from redis_message_queue.values.plain_values import LOGGED_TRACEBACK_BYTES, traceback_text
+from redis_message_queue.values.plain_values import LOGGED_TRACEBACK_BYTES, class_name, traceback_text
 
 LogFormat = Literal["text", "json"]
 
@@ -52,7 +52,7 @@ class JsonFormatter(logging.Formatter):
             "text": record.getMessage(),
         }
         if error is not None:
-            line["exception_type"] = type(error).__name__
+            line["exception_type"] = class_name(error)
         if record.exc_info and error is not None and (self._tracebacks or not hasattr(record, "handler_error")):
             line["traceback"] = record.exc_text or traceback_text(error, LOGGED_TRACEBACK_BYTES)
         return to_json(line)

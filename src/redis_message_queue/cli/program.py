@@ -20,7 +20,7 @@ from redis_message_queue.cli.command import CommandGroup, CommandLine, HelpAll
 from redis_message_queue.cli.exit_status import ExitStatus, status_of
 from redis_message_queue.cli.output import PrintableFormatter, say
 from redis_message_queue.values.errors import RedisMessageQueueError
-from redis_message_queue.values.plain_values import error_text
+from redis_message_queue.values.plain_values import class_name, error_text
 from redis_message_queue.version import __version__
 
 NAME = "rmq"
@@ -148,7 +148,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         _discard_output()
         return ExitStatus.BROKEN_PIPE
     except (RedisMessageQueueError, RedisError, RedisClusterException, OSError, UnicodeError) as error:
-        text, status = error_text(error) or type(error).__name__, status_of(error)
+        text, status = error_text(error) or class_name(error), status_of(error)
         if isinstance(error, OSError) and error.filename is not None:
             text = f"{error.filename}: {error.strerror}"
         elif isinstance(error, OSError) and error.errno in _UNWRITABLE:

@@ -16,7 +16,7 @@ from redis_message_queue.dashboard.queue_verdict import Finding, Level, findings
 from redis_message_queue.dashboard.sample import QueueDetails, Sample, Sampler, TenantBacklog
 from redis_message_queue.dashboard.sums import merged_tenants, summed_details, summed_sample
 from redis_message_queue.values.errors import PartitionCountError, RedisMessageQueueError
-from redis_message_queue.values.plain_values import error_text
+from redis_message_queue.values.plain_values import class_name, error_text
 
 INTERVAL_SECONDS = 2.0
 _DETAILS_SECONDS = 6.0
@@ -147,7 +147,7 @@ class PartWatch(Watch):
                 self._details_pace.done()
         except UNREADABLE as error:
             self.has_other_count = isinstance(error, PartitionCountError)
-            self.error = error_text(error) or type(error).__name__
+            self.error = error_text(error) or class_name(error)
             self.findings = [unreachable(self.error)]
             self._pace.done()
 

@@ -21,6 +21,7 @@ from redis_message_queue.sync.runtime import BlockingRuntime
 from redis_message_queue.values.errors import RedisMessageQueueError
 from redis_message_queue.values.events import EventOperation, QueueEvent
 from redis_message_queue.values.outcomes import HandlerOutcome
+from redis_message_queue.values.plain_values import class_name
 
 SYSTEM = "redis_message_queue"
 _MAX_PREVIOUS_DELIVERIES = 10_000  # that a redelivery can link to: about 3 MB
@@ -72,13 +73,13 @@ class Spans:
 
     def fail(self, span: Span, error: BaseException) -> None:
         """Record the class of an error, and its text only if you asked for it: it may contain a payload."""
-        span.set_attribute("error.type", type(error).__name__)
+        span.set_attribute("error.type", class_name(error))
         span.set_status(Status(StatusCode.ERROR))
         if self.record_exceptions:
             try:
                 span.record_exception(error)
             except Exception:  # it asks the exception for its text
-                span.add_event("exception", {"exception.type": type(error).__name__})
+                span.add_event("exception", {"exception.type": class_name(error)})
 
     def record(self, event: QueueEvent) -> None:
         """Add what an event says to the current span."""
@@ -144,7 +145,7 @@ class Processing:
         try:
             return self._spans.tracer.start_span(name, kind=SpanKind.CONSUMER, attributes=attributes, links=links)
         except Exception as error:  # the message must not fail because of the user's sampler
-            log.warning("%s: a delivery has no span, because the tracer raised %s", self._queue, type(error).__name__)
+            log.warning("%s: a delivery has no span, because the tracer raised %s", self._queue, class_name(error))
             return INVALID_SPAN
 
     def add_event(self, name: str, message_id: str) -> None:
@@ -200,7 +201,7 @@ def _extract_context(message: ReceivedMessage[Any], here: Context) -> Context:
     except Exception as error:  # the message must not fail because of the user's propagator
         log.warning(
             "%s: message %s is traced without a link to its producer, because its headers cannot be read (%s)",
-            *(message.queue, message.id, type(error).__name__),
+            *(message.queue, message.id, class_name(error)),
         )
         return here
 

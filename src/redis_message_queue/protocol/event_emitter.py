@@ -13,7 +13,7 @@ from redis_message_queue.protocol.port import Runtime
 from redis_message_queue.values.checks import functions
 from redis_message_queue.values.errors import NotPermittedError
 from redis_message_queue.values.events import EventOperation, EventOutcome, QueueEvent
-from redis_message_queue.values.plain_values import LOGGED_TRACEBACK_BYTES, described, traceback_text
+from redis_message_queue.values.plain_values import LOGGED_TRACEBACK_BYTES, class_name, described, traceback_text
 
 # Without a handler of its own: in a program without logging set up, Python then writes warnings and errors to stderr.
 log = logging.getLogger("redis_message_queue")
@@ -61,7 +61,7 @@ class EventEmitter:
             operation=operation,
             outcome=outcome,
             error=error,
-            exception_type=None if error is None else type(error).__name__,
+            exception_type=None if error is None else class_name(error),
             **details,
         )
         for listener in self._listeners:
@@ -99,7 +99,7 @@ def token_hash(lease_token: str) -> str:
 
 def _report(what: str, error: BaseException) -> None:
     """Say that a callback failed, in the log and as a warning, even where warnings are errors."""
-    log.error("%s raised %s", what, type(error).__name__, exc_info=error)
+    log.error("%s raised %s", what, class_name(error), exc_info=error)
     try:
         warnings.warn(f"{what} raised {described(error)}", RuntimeWarning, stacklevel=2)
     except RuntimeWarning:
@@ -108,4 +108,4 @@ def _report(what: str, error: BaseException) -> None:
 
 def named(error: Exception) -> str:
     """The class of an error, for logs; what a user of Redis may not do is named too, because it has to be granted."""
-    return described(error) if isinstance(error, NotPermittedError) else type(error).__name__
+    return described(error) if isinstance(error, NotPermittedError) else class_name(error)

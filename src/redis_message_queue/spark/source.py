@@ -25,6 +25,7 @@ from redis_message_queue.spark.consumer_group import (
 )
 from redis_message_queue.spark.options import SourceOptions
 from redis_message_queue.values.errors import DataLossError, RedisMessageQueueError
+from redis_message_queue.values.plain_values import class_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,7 +153,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             lag, oldest = self._group.depth_and_age()
         except RedisMessageQueueError as error:
-            log.warning("%s: the lag of the query could not be read (%s)", self._options.queue, type(error).__name__)
+            log.warning("%s: the lag of the query could not be read (%s)", self._options.queue, class_name(error))
             return None
         report = {
             _BATCH: sum(self._group.sealed),
@@ -273,7 +274,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "%s: the lease of consumer group %s was not released (%s); it ends after %g s",
                     self._options.queue,
                     self._options.consumer_group,
-                    type(error).__name__,
+                    class_name(error),
                     self._options.lease_seconds,
                 )
 

@@ -25,7 +25,7 @@ from redis_message_queue.values.errors import (
     PayloadTypeError,
     PayloadValueError,
 )
-from redis_message_queue.values.plain_values import brief, described, error_text
+from redis_message_queue.values.plain_values import brief, class_name, described, error_text
 
 __all__ = ["BytesCodec", "Codec", "DataclassCodec", "JsonCodec", "MsgspecCodec", "PydanticCodec"]
 
@@ -76,7 +76,7 @@ class JsonCodec:
         """Return the parsed JSON."""
         found = json.loads(payload)
         if self._kind is not None and type(found) is not self._kind:
-            raise ValueError(f"{type(found).__name__} where a {self._kind.__name__} should be")
+            raise ValueError(f"{class_name(found)} where a {self._kind.__name__} should be")
         return found
 
 
@@ -86,7 +86,7 @@ class BytesCodec:
     def encode(self, message: bytes) -> bytes:
         """Return the message."""
         if not isinstance(message, bytes):
-            raise PayloadTypeError(f"message must be bytes, not {type(message).__name__}")
+            raise PayloadTypeError(f"message must be bytes, not {class_name(message)}")
         return bytes(message)
 
     def decode(self, payload: bytes) -> bytes:
@@ -235,13 +235,13 @@ def codec_for(chosen: Any) -> Codec[Any] | None:
         return _codec_of_type(chosen)
     if not isinstance(chosen, Codec):
         raise ConfigurationTypeError(
-            f"codec must be a codec or the type of the messages, not {type(chosen).__name__}; a codec has the methods "
+            f"codec must be a codec or the type of the messages, not {class_name(chosen)}; a codec has the methods "
             "encode(message) and decode(payload)"
         )
     for name in ("encode", "decode"):
         if is_async_function(getattr(chosen, name)):
             raise ConfigurationTypeError(
-                f"codec: {type(chosen).__name__}.{name} is an async function, and no queue awaits a codec; make it a "
+                f"codec: {class_name(chosen)}.{name} is an async function, and no queue awaits a codec; make it a "
                 "plain function"
             )
     return chosen
@@ -266,7 +266,7 @@ def _codec_of_type(kind: type) -> Codec[Any]:
 
 def encode_with(codec: Codec[Any], message: Any) -> bytes:
     """Return the payload of a message; raise a typed error if the codec cannot make one."""
-    name = type(codec).__name__
+    name = class_name(codec)
     if message is None:
         raise PayloadTypeError("message must not be None, which means that there is no message")
     try:
@@ -281,7 +281,7 @@ def encode_with(codec: Codec[Any], message: Any) -> bytes:
     if type(payload) is not bytes:
         if inspect.iscoroutine(payload):
             payload.close()
-        raise PayloadTypeError(f"{name}.encode must return bytes, not {type(payload).__name__}")
+        raise PayloadTypeError(f"{name}.encode must return bytes, not {class_name(payload)}")
     return payload
 
 
@@ -291,7 +291,7 @@ def decode_with(codec: Codec[Any], payload: bytes) -> Any:
     if inspect.isawaitable(message):
         if inspect.iscoroutine(message):
             message.close()
-        raise TypeError(f"{type(codec).__name__}.decode returned an awaitable, and no queue awaits a codec")
+        raise TypeError(f"{class_name(codec)}.decode returned an awaitable, and no queue awaits a codec")
     if message is None:
         raise ValueError("it decodes to None, which means that there is no message")
     return message
@@ -299,4 +299,4 @@ def decode_with(codec: Codec[Any], payload: bytes) -> Any:
 
 def _check_kind(message: Any, kind: Any) -> None:
     if isinstance(kind, type) and not isinstance(message, kind):
-        raise PayloadTypeError(f"message must be a {kind.__name__}, not {type(message).__name__}")
+        raise PayloadTypeError(f"message must be a {kind.__name__}, not {class_name(message)}")

@@ -19,6 +19,7 @@ LOGGED_TRACEBACK_BYTES = 32_768
 _MOST_FRAMES = 100  # of each exception in a chain
 # User and password of a URL, also of one that is not quoted as it should be. Bounded: a text may be full of beginnings.
 _CREDENTIALS = re.compile(r"""(?<=://)(?:[^\s/:@'"]{0,200}:[^\s'"]{0,300}|[^\s/:@'"]{1,200})@""")
+_CLASS_NAME: Any = type.__dict__["__name__"]
 _CONVERTERS: tuple[tuple[type, Any], ...] = ((str, str.__str__), (int, int.__int__), (float, float.__float__))
 
 
@@ -50,13 +51,19 @@ def brief(value: Any) -> str:
         return repr(value) if value.bit_length() <= 64 else "an int of that size"
     if (kind is str and len(value) <= _LONGEST) or kind in (type, FunctionType) or kind.__repr__ is object.__repr__:
         return repr(value)
-    return f"a {kind.__name__}"
+    return f"a {class_name(value)}"
 
 
 def typed(value: Any) -> str:
     """Return the type of a value, and the value itself if it is short and plain."""
-    name = type(value).__name__
+    name = class_name(value)
     return f"{name} ({brief(value)})" if type(value) in (bool, int, float, str) else name
+
+
+def class_name(value: Any) -> str:
+    """Return the name of a value's class, even if its metaclass has other ideas of that."""
+    name: str = _CLASS_NAME.__get__(type(value))
+    return name
 
 
 def error_text(error: BaseException) -> str:
@@ -99,7 +106,7 @@ def _shortened(piece: str) -> str:
 
 def described(error: BaseException) -> str:
     """Return the class and the text of an exception, or the class alone if there is no text."""
-    name, text = type(error).__name__, error_text(error)
+    name, text = class_name(error), error_text(error)
     return f"{name}: {text}" if text else name
 
 

@@ -23,7 +23,7 @@ from redis_message_queue.values.errors import (
     RetryBudgetExhaustedError,
 )
 from redis_message_queue.values.events import EventOperation, EventOutcome
-from redis_message_queue.values.plain_values import described
+from redis_message_queue.values.plain_values import class_name, described
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.drain import Entry
@@ -167,7 +167,7 @@ class Consumer(Claimant):
         if isinstance(trouble, UnicodeDecodeError) and codec is None:
             what = f"the payload is not UTF-8 (byte {trouble.start}), and the client decodes responses"
         else:
-            what = f"the payload cannot be decoded by {type(codec).__name__} ({described(trouble)})"
+            what = f"the payload cannot be decoded by {class_name(codec)} ({described(trouble)})"
         error = CorruptMessageError(
             what,
             queue=self.queue_name,

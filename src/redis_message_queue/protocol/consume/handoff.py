@@ -25,6 +25,7 @@ from redis_message_queue.values.errors import (
     RedisMessageQueueError,
     RetryBudgetExhaustedError,
 )
+from redis_message_queue.values.plain_values import class_name
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -134,7 +135,7 @@ class HandOff:
             if known:
                 here.port.note_the_same(there.port)
         if not known:
-            why = "" if trouble is None else f", or cannot be reached ({type(trouble).__name__})"
+            why = "" if trouble is None else f", or cannot be reached ({class_name(trouble)})"
             raise ConfigurationError(
                 f"the queue {target.options.name!r} is on another server or in another database{why}; a hand-off "
                 "needs both queues in the same place, best with the same client. Nothing was published, and you "

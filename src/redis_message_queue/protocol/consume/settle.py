@@ -15,7 +15,7 @@ from redis_message_queue.protocol.port import Argument, Call, Command, split
 from redis_message_queue.stored.bounds import MAX_BYTES, MAX_MESSAGES
 from redis_message_queue.stored.envelope import ID_BYTES, PLAIN_FLAGS, TIME_AT
 from redis_message_queue.stored.keys import script_keys
-from redis_message_queue.values.plain_values import error_text
+from redis_message_queue.values.plain_values import class_name, error_text
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.parts import Part
@@ -57,7 +57,7 @@ class SettleReason:
         if consumer is not None:
             fields["consumer"] = consumer
         if self.error is not None:
-            fields["error_type"] = type(self.error).__name__
+            fields["error_type"] = class_name(self.error)
             fields["error"] = error_text(self.error)
         if self.traceback is not None:
             fields["traceback"] = self.traceback
@@ -224,7 +224,7 @@ class SettleScripts:
         handled: Sequence[int] = (),
     ) -> bool:
         """Delay the message until its next attempt. Returns whether it was still ours."""
-        details = (int(delay_seconds * 1_000_000), type(error).__name__, " ".join(map(str, handled)))
+        details = (int(delay_seconds * 1_000_000), class_name(error), " ".join(map(str, handled)))
 
         def retry_later(slot: ReplySlot) -> Call:
             return slot.retry_later, (), (*details, slot.next_call(), claim.token)

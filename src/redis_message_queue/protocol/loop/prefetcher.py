@@ -25,6 +25,7 @@ from redis_message_queue.protocol.loop.turn import Turn
 from redis_message_queue.protocol.loop.worker_entry import WorkerEntry
 from redis_message_queue.protocol.port import BackgroundTask, Pause
 from redis_message_queue.values.errors import CleanupFailedError
+from redis_message_queue.values.plain_values import class_name
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.queue import QueueProtocol
@@ -565,7 +566,7 @@ class Prefetcher:
 
     async def _requeue_failed_batch(self, claims: Sequence[Claim], error: Exception) -> None:
         text = "and the %d others of its batch are requeued: their handler raised %s"
-        described = (len(claims) - 1, type(error).__name__)
+        described = (len(claims) - 1, class_name(error))
         self._queue.emitter.log(WARNING, claims[0], text, *described, handler_error=error)
         if self._times is not None:
             self._times.forget(claims)

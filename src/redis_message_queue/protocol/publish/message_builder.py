@@ -20,7 +20,7 @@ from redis_message_queue.values.errors import (
     PayloadTypeError,
     PayloadValueError,
 )
-from redis_message_queue.values.plain_values import is_text, plain
+from redis_message_queue.values.plain_values import class_name, is_text, plain
 
 if TYPE_CHECKING:
     from redis_message_queue.protocol.store import Store
@@ -167,7 +167,7 @@ class MessageBuilder:
             )
         if not is_text(key):
             raise PayloadTypeError(
-                f"get_deduplication_key must return a str, not {type(key).__name__}; format it first",
+                f"get_deduplication_key must return a str, not {class_name(key)}; format it first",
             )
         return key
 
@@ -226,7 +226,7 @@ def due_time(delay_seconds: float | None, at: datetime | None) -> str:
     try:
         is_naive = at.tzinfo is None or at.utcoffset() is None
     except Exception as error:
-        raise ConfigurationError(f"at has a time zone that fails: {type(error).__name__}") from error
+        raise ConfigurationError(f"at has a time zone that fails: {class_name(error)}") from error
     if is_naive:
         raise ConfigurationError(
             "at has no time zone, and the server may be in another one; use an aware one, such as datetime.now(UTC)"
