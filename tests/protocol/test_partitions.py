@@ -9,7 +9,7 @@ from redis_message_queue.protocol.port import finish
 from redis_message_queue.protocol.queue import QueueProtocol
 from redis_message_queue.protocol.store import RedisStore
 from redis_message_queue.sync.message_queue import ProcessMessage
-from tests.protocol.port import REQUEST, MemoryPort
+from tests.protocol.port import REQUEST, Lost, MemoryPort
 from tests.protocol.setup import Setup, process_all
 
 WAIT = 2.0
@@ -77,3 +77,44 @@ def test_a_claim_has_no_more_patience_because_opening_the_queue_took_long():
     claims = [one for one in port.sent[sent:] if one.verb == "claim"]
     waits = [one.ends_at - one.at for one in claims if one.ends_at is not None]
     assert [round(seconds, 3) for seconds in waits] == [0.5] * 3
+
+
+def test_a_claim_does_not_spin_at_the_timer_of_a_partition_that_is_away():
+    """A consumer wakes up for the delayed message of a partition. An ack finds out before that the node is away."""
+    queue, port = open_queue()
+    away, longest = queue.parts[1], 4 * WAIT
+    calls = away.store.calls
+
+    def lose() -> None:
+        calls.has_failed(Lost("the node is away"))
+        calls.watchers += 1  # and somebody finds out when it is back
+
+    finish(away.publish("later", delay_seconds=0.6))  # within a slice of its wait
+    port.memory.at(0.3, lose)
+    sent = len(port.sent)
+    assert finish(Consumer(queue, in_loop=True).claim(1, longest)) == []
+    assert len(port.sent) - sent < 10 * longest
+
+
+def test_a_new_client_serves_other_partitions_while_the_node_of_the_first_is_away():
+    """It writes the weights of each partition. One that is open already needs nothing from the first."""
+    setup = Setup(message_wait_interval_seconds=WAIT, tenant_weights={"acme": 2})
+    options = QueueOptions(name="orders")
+    queues, ports = list[QueueProtocol](), [setup.port(), setup.port()]
+    for port in ports:
+        port.is_cluster = True
+        parts = Parts.of(port, setup.keys, setup.settings, 3)
+        queues.append(QueueProtocol(options, RedisStore(port, setup.keys, setup.settings, parts)))
+    before, newcomer = queues
+    assert process_all(before) == []
+    finish(before.parts[1].publish("a"))
+    call = ports[1].call
+
+    async def call_unless_away(command: Any, extra_keys: Any, arguments: Any) -> Any:
+        if not any("::partition::" in key for key in command.keys):
+            raise Lost("the node of the first partition is away")
+        return await call(command, extra_keys, arguments)
+
+    ports[1].call = call_unless_away  # type: ignore[method-assign]
+    ((claim, payload),) = finish(Consumer(newcomer, in_loop=True).claim(1, WAIT))
+    assert (claim.part, payload) == (newcomer.store.parts[1], b"a")

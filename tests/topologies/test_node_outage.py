@@ -12,8 +12,9 @@ import redis
 
 from redis_message_queue import RedisMessageQueue
 from tests.concurrency import LIMIT_SECONDS
-from tests.contract.shells import Awaited, Shell, until
+from tests.contract.shells import Awaited, Shell, take, until
 from tests.topologies.cluster import Cluster, Node
+from tests.topologies.test_cluster import lossy_client
 
 pytestmark = pytest.mark.topic("Partitions")
 
@@ -146,6 +147,34 @@ async def test_a_stop_waits_for_late_acks_within_its_limit(
         await asyncio.wait_for(draining, LIMIT_SECONDS)
     assert (summary.handled, summary.unsettled) == (load.sent, 1)
     assert (await Awaited(load.part(load.lost[0])).stats()).processing == 1
+
+
+@pytest.mark.parametrize("has_limit", [True, False])
+async def test_a_drain_recovers_claims_of_a_node_that_returns_in_its_time(
+    shell: Shell, topology: Cluster, has_limit: bool
+) -> None:
+    """It does not give up after the moment that a loop would wait for one node while it could serve others."""
+    client = lossy_client(shell, topology)
+    queue = shell.queue("orders", client=client, wait=0, partitions=PARTITIONS, **LONG)
+    assert await take(queue) is None
+    for number in range(PARTITIONS):
+        await Awaited(queue.queue.partition(number)).publish("a")
+    client.losses.reply(times=PARTITIONS)
+    assert await take(queue) is None  # each claim has taken a message, and nobody heard of it
+    node = topology.owner(queue.queue.partition(0).key.pending)
+    await asyncio.to_thread(node.server.kill)
+    draining = shell.beside(lambda: queue.drain(LIMIT_SECONDS if has_limit else None))
+    try:
+        others = [queue.queue.partition(number) for number in range(PARTITIONS)]
+        others = [one for one in others if topology.owner(one.key.pending) is not node]
+        for one in others:
+            assert await until(lambda one=one: topology.owner(one.key.pending).redis.llen(one.key.pending) == 1)
+        assert not draining.done()
+    finally:
+        await asyncio.to_thread(topology.revive, node)
+    assert await asyncio.wait_for(draining, LIMIT_SECONDS) is True
+    stats = await Awaited(shell.queue("orders", partitions=PARTITIONS).queue).stats()
+    assert (stats.pending, stats.processing) == (PARTITIONS, 0)
 
 
 @pytest.mark.promise("After a failover, `run()` serves the promoted replica within about a second.")

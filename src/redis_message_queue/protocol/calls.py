@@ -14,7 +14,7 @@ from redis_message_queue.protocol.consume.claim_attempt import HANDED_OVER, OFFE
 from redis_message_queue.protocol.outage import Outage
 from redis_message_queue.protocol.port import Argument, AttemptEnd, Call, Command, Port, StateMissingError
 from redis_message_queue.protocol.retry import RetryPlan
-from redis_message_queue.protocol.shared_state import STATE_VERSION, follow_first
+from redis_message_queue.protocol.shared_state import STATE_VERSION, decides_alone, follow_first
 from redis_message_queue.stored.keys import REGISTRY_KEY, QueueKeys, script_keys
 from redis_message_queue.stored.scripts import Script, script, version_field
 from redis_message_queue.values.errors import PartitionCountError, RetryBudgetExhaustedError
@@ -267,7 +267,12 @@ class Calls:
     async def prepare(self, limit: float | None = None, *, drains: bool = False) -> None:
         """Write the rules of the journal and the weights of tenants before the first call, if the options have any."""
         if not self.is_prepared:
-            await self._write_state(limit, drains)
+            await self._write_state(limit or self._end_of_retries(self.port.now()), drains)
+
+    def _end_of_retries(self, started: float) -> float | None:
+        """When the last attempt must be over if writing the state has the retry budget of its call."""
+        seconds = self.plan.budget_seconds
+        return None if seconds == 0 else started + seconds + self.listening_seconds
 
     async def write_state(self, limit: float | None = None, *, drains: bool = False) -> None:
         """Write the state that a script did not find: at first contact, or after the server was flushed.
@@ -305,9 +310,12 @@ class Calls:
             log.debug("%s was not added to the registry of queues: %s", self.keys.prefix, type(answer).__name__)
 
     async def _open_queue(self, limit: float | None, drains: bool, field: str, weights: Sequence[Argument]) -> None:
-        """Open this part, after the first one: with its number and what they share."""
+        """Open this part, after the first one: with its number and what they share.
+
+        A part that is open already, or refuses this number, needs no first one: that may be on a node that is away.
+        """
         self._has_opened, first = True, self._first
-        if first is None:
+        if first is None or await decides_alone(self, limit):
             await self._write(limit, drains, field, weights)
             return
         if first.away is not None and first.watchers:
@@ -456,7 +464,8 @@ class Calls:
                         self.has_answered()
                     return reply
                 except StateMissingError as error:
-                    missed = await self._write_missing_state(error, missed + 1, command, limit)
+                    ends_at = limit or self._end_of_retries(started)
+                    missed = await self._write_missing_state(error, missed + 1, command, ends_at)
                 except Exception as error:
                     attempt += 1
                     was_sent = was_sent or (self.has_connected and not (end and end.had_no_connection))

@@ -52,6 +52,13 @@ async def read_shared_state(
     return SharedState(int(partitions) if partitions.isdigit() else None, bool(version), found)
 
 
+async def decides_alone(calls: Calls, limit: float | None) -> bool:
+    """Return whether a partition is in use with the number of this client, or has a larger one."""
+    own = await read_shared_state(calls, calls.keys, limit, fields=False)
+    number = own.partitions or 0
+    return number > calls.partitions or (number == calls.partitions and own.is_open)
+
+
 async def share_state(calls: Calls, first: QueueKeys, limit: float | None = None) -> None:
     """Copy the shared state of the first partition into one that nobody has used yet."""
     wanted = (await read_shared_state(calls, first, limit)).fields

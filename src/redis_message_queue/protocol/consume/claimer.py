@@ -182,7 +182,7 @@ class Claimer:
         the other for the layout of the cluster, in any order, and may be waiting for the one that is frozen.
         """
         patience = part.calls.patience
-        if patience is None:
+        if patience is None or self.is_alone:
             return limit
         if all(one.calls.away is not None for one in self.parts):
             patience = min(part.calls.listening_seconds, patience * 2.0 ** min(part.claimer.failures, 60))
@@ -424,7 +424,8 @@ class ClaimRound:
             await port.sleep(max(0.0, min(rest, left) if claimant.has_time_limit else rest))
             return []
         seconds = min([left, self._slice_seconds, *(end - now for end in resting.values())])
-        next_timer = min(self._timers.values(), default=None)
+        # That of a part that rests must not keep us awake: nobody looks there.
+        next_timer = min((end for part, end in self._timers.items() if part not in resting), default=None)
         punctual = next_timer is not None and next_timer - now <= seconds
         if next_timer is not None:
             seconds = min(seconds, next_timer - now)
