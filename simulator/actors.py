@@ -172,6 +172,8 @@ class Life:
         """Retries, what a full queue and a confirmation wait for, and the time of one attempt beyond that."""
         options = self.queue._protocol.store.options
         waits = options.confirm_timeout_seconds + options.pending_overload_block_timeout_seconds
+        if not all(part.calls.is_prepared for part in self.queue._protocol.store.parts):
+            waits += options.retry_budget_seconds  # for the journal or the weights of a partition whose node is away
         return options.retry_budget_seconds + waits + 2 * self.port.socket_timeout + self._first_contact()
 
     async def _publish(self) -> None:
@@ -241,9 +243,17 @@ class Life:
 
     async def _handle(self, payload: bytes, message: ReceivedMessage | None = None) -> None:
         """What a user's handler does: it takes its time, fails, hangs, or hands its result on."""
-        world, random, settings = self.world, self.random, self.world.plan.settings
+        world = self.world
         world.check(world.ledger.handler_started, self.process, payload, world.loop.time())
         world.trace("handler starts", self.process, payload.decode())
+        world.outage.handlers_begin(self, [payload])
+        try:
+            await self._work_for(payload, message)
+        finally:
+            world.outage.handlers_end(self, [payload])
+
+    async def _work_for(self, payload: bytes, message: ReceivedMessage | None) -> None:
+        world, random, settings = self.world, self.random, self.world.plan.settings
         lease = settings.gateway["message_visibility_timeout_seconds"] or 2.0
         seconds = settings.handler_seconds * random.random()
         if random.random() < settings.hanging and not world.is_ending:
@@ -364,7 +374,8 @@ class Life:
                     **batches,
                 )
                 return
-            except (RetryBudgetExhaustedError, CleanupFailedError, LeaseLostError):
+            except (RetryBudgetExhaustedError, CleanupFailedError, LeaseLostError) as error:
+                self.world.outage.loop_raised(self, error)
                 await asyncio.sleep(0.05)
 
     async def _until_empty(self) -> None:
@@ -374,12 +385,24 @@ class Life:
             await asyncio.sleep(0.1)
         size, concurrency = self.actor.size, self.actor.concurrency
         prefetch = None if size == 1 else size
-        summary = await self.queue.run(
-            self._handle_message, prefetch=prefetch, concurrency=concurrency, until_empty=True
-        )
-        left = world.ledger.unfinished()
-        if left and not summary.unsettled:
-            world.violated("empty", f"a loop has ended, and {len(left)} messages are left, such as {left[0].decode()}")
+        unsettled, summary = False, None
+        while summary is None:
+            try:
+                summary = await self.queue.run(
+                    self._handle_message, prefetch=prefetch, concurrency=concurrency, until_empty=True
+                )
+            except RetryBudgetExhaustedError:  # a node of a cluster is away: nobody knows whether it has messages
+                if world.plan.settings.nodes == 1:
+                    raise
+                unsettled = True
+                await asyncio.sleep(0.3)
+        # What was not acknowledged in time is left to its lease, and a node that fails over brings messages back.
+        unsettled = unsettled or summary.unsettled > 0 or (world.plan.settings.nodes > 1 and world.has_lost_data)
+        left = [one.decode() for one in world.ledger.unfinished()]
+        if unsettled:
+            left = [one for one in world.queue_names if world.ledger.has_messages(one, world.loop.clock_us())]
+        if left and not self.finishing:
+            world.violated("empty", f"a loop has ended, and messages are left: {len(left)}, such as {left[0]}")
         world.finished.add(self.actor.name)
 
     async def _handle_message(self, message: ReceivedMessage) -> None:
@@ -388,7 +411,12 @@ class Life:
     async def _handle_batch(self, messages: list[ReceivedMessage]) -> None:
         for message in messages:
             self.world.check(self.world.ledger.handler_started, self.process, _name(message), self.world.loop.time())
-        await asyncio.sleep(self.world.plan.settings.handler_seconds)
+        payloads = [_name(message) for message in messages]
+        self.world.outage.handlers_begin(self, payloads)
+        try:
+            await asyncio.sleep(self.world.plan.settings.handler_seconds)
+        finally:
+            self.world.outage.handlers_end(self, payloads)
         if self.random.random() < self.world.plan.settings.failing and not self.world.is_ending:
             raise HandlerError
         for message in messages:

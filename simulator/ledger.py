@@ -77,8 +77,13 @@ class Ledger(Moves, Consuming, Operating, Batches, State, Clients):
         """The account as it is now, for a server that may come back to this moment."""
         return copy.deepcopy(self.account)
 
-    def roll_back(self, account: Account, *, keeps: bool) -> set[bytes]:
-        """The server has lost everything since the snapshot. Returns the publishes that were lost."""
+    def roll_back(self, account: Account, *, keeps: bool, names: set[str] | None = None) -> None:
+        """The server has lost everything since the snapshot.
+
+        A node of a cluster loses what belongs to the queues and partitions with these ``names``.
+        """
+        if names is not None:
+            account = self.account.with_earlier(account, names)
         lost = {payload for payload in self.confirmed if payload not in account.accepted_us}
         if lost and keeps:
             name = min(lost).decode()
@@ -89,7 +94,6 @@ class Ledger(Moves, Consuming, Operating, Batches, State, Clients):
         self.account = account
         self._told_paused.clear()
         self.confirmed -= lost
-        return lost
 
     def unfinished(self) -> list[bytes]:
         """The messages that somebody still has to handle."""

@@ -16,12 +16,14 @@ from typing import Any
 from unittest import mock
 
 from redis_message_queue.protocol import queue as protocol_queue
-from redis_message_queue.protocol.calls import Calls
+from redis_message_queue.protocol.calls import Calls, UntilItStepsAside, never_stop
 from redis_message_queue.protocol.consume.ack_group import AckGroups
 from redis_message_queue.protocol.consume.batch_block import BatchBlock
-from redis_message_queue.protocol.consume.claimer import ClaimRound
+from redis_message_queue.protocol.consume.claimer import Claimer, ClaimRound
+from redis_message_queue.protocol.consume.delivery import Delivery
 from redis_message_queue.protocol.consume.settle import SETTLED
 from redis_message_queue.protocol.group_commit import GroupCommit
+from redis_message_queue.protocol.loop.late_settlements import LateSettlements
 from redis_message_queue.protocol.loop.prefetcher import Prefetcher
 from redis_message_queue.protocol.loop.worker_loop import Loop
 from redis_message_queue.protocol.operate.cancel import Canceller
@@ -158,7 +160,28 @@ def _read_the_neighbours(self: Any, reply: Any, members: Any) -> Any:
     return again
 
 
-_due = Timing.due
+async def _settle_in_the_loop(self: Any, part: Any, work: Any) -> None:
+    """As `LateSettlements.settle`, but the loop waits until the settlement has ended."""
+    while not await UntilItStepsAside(work):
+        await self._queue.port.sleep(0.1)
+
+
+async def _renew_one_after_the_other(self: Any, claims: Any, budget: float, is_over: Any = never_stop) -> list[bool]:
+    """As `Parts.renew`, but each part is asked until it answers or the leases would end."""
+    owned = [False] * len(claims)
+    for part, places, some in self.groups(claims):
+        for place, flag in zip(places, await part.scripts.renew(some, budget, is_over), strict=True):
+            owned[place] = flag
+    return owned
+
+
+async def _take_silence_for_empty(self: Any, wait_seconds: float) -> Any:
+    """As `ClaimRound.run`, but a partition without an answer counts as an empty one."""
+    self._claimant.needs_certainty = False
+    return await _run_round(self, wait_seconds)
+
+
+_due, _run_round = Timing.due, ClaimRound.run
 _send, _read = GroupCommit._send, PublishGroups.read
 _request = AckGroups.request
 MUTANTS = (
@@ -546,6 +569,32 @@ MUTANTS = (
         "a consumer keeps the wake-ups of the partitions that it leaves alone",
         "protocol/consume/claimer.py",
         patch=_replaced(ClaimRound, "_pass_on", _keep_wakeups),
+    ),
+    # -- a node of a cluster that is away
+    Mutant(
+        "a loop waits for settlements that have no answer",
+        "protocol/loop/late_settlements.py",
+        patch=_replaced(LateSettlements, "settle", _settle_in_the_loop),
+    ),
+    Mutant(
+        "a settlement that has no answer ends the loop",
+        "protocol/consume/delivery.py",
+        patch=_replaced(Delivery, "has_no_answer", lambda self, error: False),
+    ),
+    Mutant(
+        "a claim of one partition is repeated until its node answers",
+        "protocol/consume/claimer.py",
+        patch=_replaced(Claimer, "visit_limit", lambda self, part, limit: limit),
+    ),
+    Mutant(
+        "the leases of one partition are renewed when those of another have been",
+        "protocol/parts.py",
+        patch=_replaced(Parts, "renew", _renew_one_after_the_other),
+    ),
+    Mutant(
+        "a loop takes a partition without an answer for an empty one",
+        "protocol/consume/claimer.py",
+        patch=_replaced(ClaimRound, "run", _take_silence_for_empty),
     ),
     # -- the journal
     Mutant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -12,6 +12,8 @@ from redis import exceptions
 
 from simulator.keyspace import RedisError
 from simulator.loop import Process, SimulatedLoop
+from simulator.lua import as_bytes
+from simulator.oracle.steps import split_key
 from simulator.server import Server, Waiter
 
 
@@ -33,12 +35,14 @@ CLEAR = Weather()
 
 
 class Network:
-    """Carries requests to the server and replies back, each on a connection of its own."""
+    """Carries requests to the servers and replies back, each on a connection of its own."""
 
-    def __init__(self, loop: SimulatedLoop, random: Random, server: Server, trace: Callable[..., None]) -> None:
+    def __init__(
+        self, loop: SimulatedLoop, random: Random, servers: Sequence[Server], trace: Callable[..., None]
+    ) -> None:
         self._loop = loop
         self._random = random
-        self.server = server
+        self.servers = servers  # one, or the nodes of a cluster
         self.weather = CLEAR
         self.cut_off: set[Process] = set()  # nothing gets through to or from these
         self._trace = trace
@@ -51,11 +55,18 @@ class Network:
             return usual + weather.slow_latency * random.random()
         return usual
 
-    def send(self, process: Process, label: str, work: Callable[[], Any], timeout: float) -> asyncio.Future[Any]:
-        """Send a request. The future gets the reply, a `RedisError`, or a lost connection."""
+    def owner(self, key: str | bytes) -> Server:
+        """The server of a key. The partitions of a queue go round the nodes of a cluster."""
+        number = split_key(as_bytes(key))[0].rpartition("::partition::")[2]
+        return self.servers[int(number) % len(self.servers) if number.isdigit() else 0]
+
+    def send(
+        self, process: Process, server: Server, label: str, work: Callable[[], Any], timeout: float
+    ) -> asyncio.Future[Any]:
+        """Send a request to a server. The future gets the reply, a `RedisError`, or a lost connection."""
         reply: asyncio.Future[Any] = self._loop.create_future()
         weather, random, loop = self.weather, self._random, self._loop
-        incarnation = self.server.incarnation
+        incarnation = server.incarnation
         is_lost = weather.request_lost and random.random() < weather.request_lost
         is_late = weather.late and random.random() < weather.late
         if is_lost or process in self.cut_off:
@@ -66,12 +77,13 @@ class Network:
         self.last_arrival = max(self.last_arrival, loop.time() + delay)
         if is_late:
             self._trace("late request", process, label, f"{delay:.3f}")
-        loop.call_later(delay, self._arrive, process, label, work, reply, incarnation, timeout, context=_WORLD)
+        request = (process, server, label, work)
+        loop.call_later(delay, self._arrive, *request, reply, incarnation, timeout, context=_WORLD)
         if weather.repeated and random.random() < weather.repeated:
             again = delay + random.random() * weather.latest
             self._trace("repeated request", process, label, f"{again:.3f}")
             self.last_arrival = max(self.last_arrival, loop.time() + again)
-            loop.call_later(again, self._arrive, process, label, work, None, incarnation, timeout, context=_WORLD)
+            loop.call_later(again, self._arrive, *request, None, incarnation, timeout, context=_WORLD)
         self._time_out(reply, timeout)
         return reply
 
@@ -88,13 +100,17 @@ class Network:
     def _arrive(
         self,
         process: Process,
+        server: Server,
         label: str,
         work: Callable[[], Any],
         reply: asyncio.Future[Any] | None,
         incarnation: int,
         timeout: float,
     ) -> None:
-        server = self.server
+        if (left := server.stopped_until - self._loop.time()) > 0:
+            arguments = (process, server, label, work, reply, incarnation, timeout)
+            self._loop.call_later(left, self._arrive, *arguments, context=_WORLD)
+            return
         if not server.is_up or incarnation != server.incarnation:
             if reply is not None:
                 self._loop.call_later(self._travel(), _fail, reply, "Connection refused", context=_WORLD)
@@ -132,26 +148,27 @@ class Network:
     def block(self, keys: tuple[str, ...], seconds: float, until_gone: asyncio.Future[Any]) -> asyncio.Future[Any]:
         """On the server: a BLPOP that ends with an element, after its time, or when its client has gone."""
         done: asyncio.Future[Any] = self._loop.create_future()
-        waiters: list[Waiter] = []
+        server, waiters = self.owner(keys[0]), list[Waiter]()
 
         def answer(element: list[bytes] | None) -> None:
             for waiter in waiters:  # those of the other keys; its own has gone
-                self.server.stop_blocking(waiter)
+                server.stop_blocking(waiter)
             if not done.done():
                 done.set_result(element)
 
         for key in keys:
-            waiter = self.server.block(key, answer)
+            waiter = server.block(key, answer)
             if waiter is None:
                 return done
             waiters.append(waiter)
-        incarnation = self.server.incarnation
-        self._loop.call_later(seconds, self._end_block, waiters, incarnation, answer, context=_WORLD)
-        until_gone.add_done_callback(lambda _: [self.server.stop_blocking(one) for one in waiters], context=_WORLD)
+        self._loop.call_later(seconds, self._end_block, server, waiters, server.incarnation, answer, context=_WORLD)
+        until_gone.add_done_callback(lambda _: [server.stop_blocking(one) for one in waiters], context=_WORLD)
         return done
 
-    def _end_block(self, waiters: list[Waiter], incarnation: int, answer: Callable[[None], None]) -> None:
-        if incarnation == self.server.incarnation and sum(self.server.stop_blocking(one) for one in waiters):
+    def _end_block(
+        self, server: Server, waiters: list[Waiter], incarnation: int, answer: Callable[[None], None]
+    ) -> None:
+        if incarnation == server.incarnation and sum(server.stop_blocking(one) for one in waiters):
             answer(None)
 
 

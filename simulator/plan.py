@@ -12,6 +12,7 @@ from simulator.network import Weather
 
 QUEUE, RESULTS = "orders", "results"  # a queue, and one that gets what handlers hand off
 GROUP = "lake"
+_LEAVES_FINDERS = 3379  # with this word, no schedule of tests/simulator becomes one of a cluster
 # Who look after the queue, and neither publish messages of their own nor consume.
 OPERATORS = ("operator", "canceller", "pauser", "scheduler", "deployer", "importer", "grower")
 
@@ -35,6 +36,7 @@ class Settings:
     grows_to: int = 0  # how many an operator gives it later, 0 for none
     asks_once: bool = False  # whether only those who start before that ask for a journal
     forgets: bool = False  # whether the server begins without scripts, and forgets them now and then
+    nodes: int = 1  # of a cluster, over which the partitions are spread
 
     @property
     def most_partitions(self) -> int:
@@ -62,6 +64,7 @@ class Fault:
     at: float
     seconds: float = 0.0
     who: str = ""
+    node: int = 0  # of a cluster
     lost_seconds: float = 0.0  # what a restart or a failover loses
     after_requests: int = 0  # of that process, instead of a time
     weather: Weather | None = None
@@ -70,6 +73,8 @@ class Fault:
         parts = [self.kind]
         if self.who:
             parts.append(self.who)
+        if self.node:
+            parts.append(f"of node {self.node}")
         parts.append(f"after its request {self.after_requests}" if self.after_requests else f"at {self.at:.3f} s")
         if self.seconds:
             parts.append(f"for {self.seconds:.3f} s")
@@ -129,7 +134,97 @@ def plan_of(seed: int) -> Plan:
     plan = _grown(Random(f"{seed}/grown"), plan)
     plan = _calmed(Random(f"{seed}/calmed"), plan)
     plan = _crowded(Random(f"{seed}/crowded"), plan)
-    return _emptied(Random(f"{seed}/until-empty"), plan)
+    plan = _emptied(Random(f"{seed}/until-empty"), plan)
+    return _clustered(Random(f"{seed}/cluster {_LEAVES_FINDERS}"), plan)
+
+
+def _clustered(random: Random, plan: Plan) -> Plan:
+    """Some queues are on a cluster, whose nodes die, stop, come back and fail over one by one while others live."""
+    if random.random() > 0.1:
+        return plan
+    chance, nodes, empties = random.random, random.choice((2, 3)), random.random() < 0.25
+    tenants: tuple[str | None, ...] = random.choice(((None,), ("a", "b", "c"), ("a", "b", None)))
+    gateway: dict[str, Any] = {
+        "message_visibility_timeout_seconds": 60.0 if empties else random.choice((4.0, 8.0)),
+        "message_wait_interval_seconds": random.choice((0.7, 2.5)),
+        "retry_budget_seconds": random.choice((2.0, 6.0, 20.0)),
+        "journal": chance() < 0.3,
+    }
+    if any(tenants) and (empties or chance() < 0.4):
+        gateway |= random.choice(({"ordered_tenants": True}, {"max_in_flight_per_tenant": 1}))
+    if any(tenants) and chance() < 0.2:
+        gateway["tenant_weights"] = {name: random.randint(1, 3) for name in tenants if name}
+    queue: dict[str, Any] = {"enable_completed_queue": chance() < 0.5, "enable_failed_queue": chance() < 0.5}
+    if chance() < 0.3:
+        queue["retry_policy"] = RetryPolicy(max_attempts=3, initial_delay_seconds=0.2, jitter=0.2)
+    partitions = nodes + random.randint(0, 2)
+    settings = replace(
+        plan.settings,
+        gateway=gateway,
+        queue=queue,
+        tenants=tenants,
+        keys=0,
+        handler_seconds=random.choice((0.02, 0.3)),
+        failing=0.0 if empties else random.choice((0.0, 0.2)),
+        hanging=0.0 if empties else random.choice((0.0, 0.2)),
+        handing_off=0.0,
+        delayed=0.0,
+        socket_timeout=random.choice((0.5, 1.0, 2.5)),
+        partitions=partitions,
+        grows_to=partitions + random.randint(1, 2) if not empties and chance() < 0.2 else 0,
+        forgets=chance() < 0.5,
+        nodes=nodes,
+    )
+    actors = _on_a_cluster(random, settings, empties=empties)
+    return replace(plan, settings=settings, actors=actors, faults=_outages(random, actors, nodes))
+
+
+def _on_a_cluster(random: Random, settings: Settings, *, empties: bool) -> tuple[Actor, ...]:
+    """Either one loop that takes everything and ends, or loops and others that go on during the outages."""
+    producers = [
+        Actor(f"producer-{nth}", "producer", amount=random.randint(2, 5 if empties else 20), starts_at=random.random())
+        for nth in range(1, random.randint(2, 4) + 1)
+    ]
+    if empties:
+        return *producers, Actor("loop-1", "until_empty", size=random.choice((1, 3)), concurrency=random.choice((1, 2)))
+    loops = [
+        Actor(f"loop-{nth}", "run", size=random.randint(1, 6), concurrency=random.choice((1, 1, 3)))
+        for nth in range(1, random.randint(1, 3) + 1)
+    ]
+    others = [
+        Actor(f"{kind}-1", kind, amount=random.randint(2, 6), size=3, starts_at=random.uniform(0, 3))
+        for kind in (
+            "single",
+            "batch",
+            "operator",
+            "canceller",
+            "scheduler",
+            *(("pauser",) if any(settings.tenants) else ()),
+        )
+        if random.random() < 0.25
+    ]
+    if settings.grows_to:
+        others.append(Actor("grower-1", "grower", starts_at=random.uniform(0.5, 8)))
+    return (*producers, *loops, *others)
+
+
+def _outages(random: Random, actors: tuple[Actor, ...], nodes: int) -> tuple[Fault, ...]:
+    """One node after the other goes away, sometimes the next one before the last is back. Processes may die, too."""
+    faults, at = list[Fault](), random.uniform(0.3, 2)
+    for number in range(1, random.randint(1, 4) + 1):
+        kind, seconds = random.choice(("restart", "failover", "stop")), random.choice((0.5, 3.0, 9.0, 15.0))
+        lost = random.choice((0.0, 0.0, 0.1, 1.0)) if kind != "stop" else 0.0
+        faults.append(Fault(number, kind, at, seconds, node=random.randrange(nodes), lost_seconds=min(lost, at)))
+        at += seconds * random.choice((0.4, 1.0, 1.0)) + random.random()
+    who = random.choice(actors)
+    kind = random.choice(("kill", "freeze", "cancel", "drain", "forget")) if who.kind != "until_empty" else "forget"
+    if random.random() < 0.4:
+        requests = random.randint(1, 40)
+        faults.append(Fault(len(faults) + 1, kind, 0.0, random.uniform(0.1, 2), who.name, after_requests=requests))
+    if random.random() < 0.2:
+        weather = _weather(random)
+        faults.append(Fault(len(faults) + 1, "weather", random.random() * at, random.uniform(0.5, 6), weather=weather))
+    return tuple(faults)
 
 
 def _crowded(random: Random, plan: Plan) -> Plan:
@@ -179,7 +274,10 @@ def _emptied(random: Random, plan: Plan) -> Plan:
     size, concurrency = random.choice((1, 1, 3)), random.choice((1, 1, 2))
     producer = Actor("producer-1", "producer", amount=random.randint(2, 5))
     loop = Actor("loop-1", "until_empty", size=size, concurrency=concurrency)
-    forgets = [Fault(nth, "forget", 0.0, who=loop.name, after_requests=random.randint(1, 25)) for nth in range(1, 6)]
+    forgets = [
+        Fault(nth, random.choice(("forget", "forget", "restart")), 0.0, 0.01, loop.name, after_requests=request)
+        for nth, request in enumerate(random.sample(range(1, 26), 5), 1)
+    ]
     return replace(plan, settings=settings, actors=(producer, loop), faults=tuple(forgets))
 
 

@@ -1,4 +1,4 @@
-"""A simulated Redis server: executes scripts and commands, blocks for wake-ups, and can fail in all the usual ways."""
+"""Simulated Redis servers: they execute scripts and commands, block for wake-ups, and fail in all the usual ways."""
 
 from __future__ import annotations
 
@@ -48,14 +48,24 @@ class Waiter:
 
 
 class Server:
-    """One server, or a primary with a replica that may fall behind."""
+    """One server, or a primary with a replica that may fall behind. It may be a node of a cluster.
 
-    def __init__(self, interpreter: Interpreter, clock_us: Callable[[], int], observe: Callable[[Step], None]) -> None:
+    The nodes of a cluster share a keyspace, in which each has the keys of its own queues and partitions.
+    """
+
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        clock_us: Callable[[], int],
+        observe: Callable[[Step], None],
+        keyspace: Keyspace | None = None,
+    ) -> None:
         self._interpreter = interpreter
         self.clock_us = clock_us
         self._observe = observe
-        self.keyspace = Keyspace()
+        self.keyspace = keyspace or Keyspace()
         self.is_up = True
+        self.stopped_until = 0.0  # until then the server neither answers nor refuses; what arrives meanwhile waits
         self.is_busy = False
         self.is_full = False
         self.is_replica_behind = False
@@ -163,6 +173,11 @@ class Server:
         self.incarnation += 1
         self._waiters.clear()
 
-    def restore(self, keyspace: Keyspace) -> None:
-        """Continue with another state: that of the disk or of a replica."""
-        self.keyspace = keyspace
+    def restore(self, earlier: Keyspace, is_own: Callable[[bytes], bool] = lambda key: True) -> None:
+        """Continue with the earlier state of the disk or of a replica, as far as the keys are this server's own."""
+        for now, before in (self.keyspace.values, earlier.values), (self.keyspace.expires_us, earlier.expires_us):
+            merged = {key: now[key] for key in now if not is_own(key)} | {
+                key: before[key] for key in before if is_own(key)
+            }
+            now.clear()
+            now.update(merged)  # type: ignore[arg-type]  # each of the two has one type

@@ -21,12 +21,14 @@ from redis_message_queue.spark import consumer_group
 from redis_message_queue.stored.scripts import Script
 from simulator import actors
 from simulator.bridge import block_on
+from simulator.keyspace import Keyspace
 from simulator.ledger import Ledger
 from simulator.loop import Livelock, Process, SimulatedLoop
 from simulator.lua import interpreter
 from simulator.network import CLEAR, Network
 from simulator.oracle.account import Account, Rules
 from simulator.oracle.invariants import Violation
+from simulator.oracle.outage import OutageWatch
 from simulator.plan import OPERATORS, QUEUE, RESULTS, Actor, Fault, Plan, gateway_options
 from simulator.port import SimulatedPort
 from simulator.server import Server, Step
@@ -55,9 +57,13 @@ class World:
         self.plan = plan
         self._trace: list[tuple[float, str, str, str]] = []
         self.loop = SimulatedLoop(Random(f"{plan.seed}/loop"))  # type: ignore[abstract]  # no sockets
-        self.server = Server(interpreter(), self.loop.clock_us, self._observe)
-        self.network = Network(self.loop, Random(f"{plan.seed}/network"), self.server, self._trace_network)
-        self.ledger = Ledger(_rules(plan), lambda: self.server.keyspace)
+        self.queue_names = queue_names(plan)
+        self.keyspace = Keyspace()
+        self.servers = [
+            Server(interpreter(), self.loop.clock_us, self._observe, self.keyspace) for _ in range(plan.settings.nodes)
+        ]
+        self.network = Network(self.loop, Random(f"{plan.seed}/network"), self.servers, self._trace_network)
+        self.ledger = Ledger(_rules(plan), lambda: self.keyspace)
         self._also_observe = observe
         self.violation: Violation | None = None
         self.lives: dict[str, actors.Life] = {}
@@ -76,7 +82,9 @@ class World:
         self._counted: Counter[str] = Counter()
         self.happened: Counter[str] = Counter()
         self._last_disturbance = 0.0
-        self.server.cached = set() if plan.settings.forgets else None
+        self.outage = OutageWatch(self)
+        for server in self.servers if plan.settings.forgets else ():
+            server.cached = set()
 
     # -- what actors use
 
@@ -94,11 +102,19 @@ class World:
         self._payloads += 1
         return f"{queue}/{tenant or ''}/{key}/{whose}-{self._payloads}"
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether every request that arrives is answered at once."""
+        return self.network.weather is CLEAR and not any(one.is_busy for one in self.servers)
+
     def partitions(self) -> int:
         """How many partitions the queue has; a program that starts is told by an operator, who looks in Redis."""
-        values: dict[bytes, Any] = self.server.keyspace.values
-        found = (values.get(f"{QUEUE}::meta".encode()) or {}).get(b"partitions")
-        return int(found) if found else self.plan.settings.partitions
+        values: dict[bytes, Any] = self.keyspace.values
+        # After a failover to older state, the first partition may know an older number.
+        metas = [values.get(f"{name}::meta".encode()) or {} for name in self.queue_names]
+        return max(
+            [int(one[b"partitions"]) for one in metas if b"partitions" in one] or [self.plan.settings.partitions]
+        )
 
     async def restart(self, life: actors.Life) -> NoReturn:
         """A process ends and starts again, because the number of partitions is another one."""
@@ -377,28 +393,34 @@ class World:
 
     async def _forget(self, fault: Fault) -> None:
         """Somebody runs SCRIPT FLUSH."""
-        self.server.cached = set()
+        self.servers[fault.node].cached = set()
 
     async def _full(self, fault: Fault) -> None:
-        self.server.is_full = True
+        self.servers[fault.node].is_full = True
         await asyncio.sleep(fault.seconds)
-        self.server.is_full = False
+        self.servers[fault.node].is_full = False
 
     async def _busy(self, fault: Fault) -> None:
-        self.server.is_busy = True
+        self.servers[fault.node].is_busy = True
         await asyncio.sleep(fault.seconds)
-        self.server.is_busy = False
+        self.servers[fault.node].is_busy = False
+
+    async def _stop(self, fault: Fault) -> None:
+        """A server stands still and goes on later, with the requests that have arrived meanwhile."""
+        if self._is_free(server := self.servers[fault.node]):
+            server.stopped_until = self.loop.time() + fault.seconds
+            await asyncio.sleep(fault.seconds)
 
     async def _restart(self, fault: Fault) -> None:
         """The server crashes and starts again from its disk, where the last writes may be missing."""
-        if not self._is_free:
+        if not self._is_free(self.servers[fault.node]):
             return
         disk = await self._fall_behind(fault, "is_disk_behind")
         await self._go_down(fault, disk, keeps=self._confirms("confirm_fsync"))
 
     async def _failover(self, fault: Fault) -> None:
         """A replica becomes the primary. It may miss the last writes."""
-        if not self._is_free:
+        if not self._is_free(self.servers[fault.node]):
             return
         replica = await self._fall_behind(fault, "is_replica_behind")
         await self._go_down(fault, replica, keeps=self._confirms("confirm_replicas"))
@@ -409,45 +431,51 @@ class World:
     async def _fall_behind(self, fault: Fault, what: str) -> tuple[Any, Account] | None:
         if not fault.lost_seconds:
             return None
-        copy = (self.server.keyspace.copy(), self.ledger.snapshot())
-        setattr(self.server, what, True)
+        server, copy = self.servers[fault.node], (self.keyspace.copy(), self.ledger.snapshot())
+        setattr(server, what, True)
         await asyncio.sleep(fault.lost_seconds)
-        setattr(self.server, what, False)
+        setattr(server, what, False)
         return copy
 
-    @property
-    def _is_free(self) -> bool:
+    def _is_free(self, server: Server) -> bool:
         """Whether no other fault keeps a second state of the server."""
-        return self.server.is_up and not (self.server.is_disk_behind or self.server.is_replica_behind)
+        is_stopped = self.loop.time() < server.stopped_until
+        return server.is_up and not (server.is_disk_behind or server.is_replica_behind or is_stopped)
 
     async def _go_down(self, fault: Fault, copy: tuple[Any, Account] | None, *, keeps: bool) -> None:
-        server = self.server
+        server = self.servers[fault.node]
         server.is_up = False
+        if server.cached is not None:
+            server.cached = set()
         server.drop_connections()
         await asyncio.sleep(fault.seconds)
         if copy is not None:
             keyspace, account = copy
-            server.restore(keyspace)
+            owner = self.network.owner
+            server.restore(keyspace, lambda key: owner(key) is server)
             self.has_lost_data = True
-            lost: list[set[bytes]] = []
-            self.check(lambda: lost.append(self.ledger.roll_back(account, keeps=keeps)))
+            names = {name for name in (*self.queue_names, RESULTS) if owner(name) is server}
+            roll_back = partial(self.ledger.roll_back, account, keeps=keeps)
+            self.check(roll_back if len(self.servers) == 1 else partial(roll_back, names=names))
         server.is_up = True
 
     async def _watch_for_idle(self) -> None:
         """Look all the time whether messages wait beside an idle consumer."""
-        pause, names = 0.05 if self.plan.is_calm else 0.2, queue_names(self.plan)
+        pause, names = 0.05 if self.plan.is_calm else 0.2, self.queue_names
         while True:
             await asyncio.sleep(pause)
-            server = self.server
-            now = self.loop.time()
+            now, servers = self.loop.time(), self.servers
+            self.outage.look(names)
             disturbed = not self.plan.is_calm and now - self._last_disturbance < 3
-            disturbed = disturbed or not server.is_up or server.is_busy or self.network.weather is not CLEAR
+            disturbed = disturbed or not self.is_clear
+            disturbed = disturbed or not all(one.is_up and one.stopped_until < now for one in servers)
             is_anybody_idle = not disturbed and any(
                 # Streaming queries look once a second: nobody waits for the next message of a micro-batch.
                 life.port.is_waiting and life.actor.kind != "query" and not life.process.is_dead
                 for life in self.lives.values()
             )
             for name in names:
+                server = self.network.owner(name)
                 is_idle = is_anybody_idle and server.is_anybody_blocked(f"{name}::wakeup".encode())
                 look = partial(self.ledger.look_for_idle, is_idle=is_idle, is_full=server.is_full)
                 self.check(look, name, now, server.clock_us(), 0.5)
@@ -485,5 +513,6 @@ def run(plan: Plan, observe: Callable[[Step], None] | None = None, scripts: dict
     # A library that drew from the shared generator would make schedules differ from run to run.
     random_module.seed(plan.seed)
     world = World(plan, observe)
-    world.server.patched = scripts or {}
+    for server in world.servers:
+        server.patched = scripts or {}
     return world.run()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from redis_message_queue.options.declared import GatewayOptions
+from simulator.lua import as_bytes
 from simulator.oracle.journal import JournalReader
+from simulator.oracle.steps import split_key
 from simulator.oracle.ticks import ScheduleEntry
 
 
@@ -91,3 +95,31 @@ class Account:
     schedules: dict[str, ScheduleEntry] = field(default_factory=dict)  # by the key of their record
     sealed: dict[tuple[str, int], tuple[int, tuple[bytes, ...]]] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+
+    def with_earlier(self, earlier: Account, names: set[str]) -> Account:
+        """Return this account, but what it says of these queues and partitions is from an earlier one.
+
+        Streaming queries and deduplication keys are left out: no cluster has them here.
+        """
+        homes = earlier.home | self.home
+        rules: tuple[tuple[Callable[[Any], bool], tuple[str, ...]], ...] = (
+            (lambda payload: homes[payload] in names, _BY_PAYLOAD),
+            (lambda queue: queue in names, ("partitions", "journals", "missed")),
+            (lambda pair: pair[0] in names, ("marked", "doomed", "paused")),
+            (lambda key: split_key(as_bytes(key))[0] in names, ("contents", "schedules")),
+        )
+        changed: dict[str, Any] = {}
+        for belongs, fields in rules:
+            for name in fields:
+                before, now = getattr(earlier, name), getattr(self, name)
+                if isinstance(now, set):
+                    changed[name] = {one for one in now if not belongs(one)} | {one for one in before if belongs(one)}
+                    continue
+                merged = changed[name] = now.copy()
+                merged.clear()  # a Counter or defaultdict stays what it is
+                merged.update({one: now[one] for one in now if not belongs(one)})
+                merged.update({one: before[one] for one in before if belongs(one)})
+        return replace(self, **changed)
+
+
+_BY_PAYLOAD = ("where", "stored", "owners", "accepted_us", "deliveries", "attempts", "failures", "sequence", "home")

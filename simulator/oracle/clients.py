@@ -159,9 +159,15 @@ class Clients(Turns):
             fail("wake-up", f"a message has waited for {waited:.3f} s beside an idle consumer")
 
     def _has_ready(self, queue: str, now_us: int) -> bool:
+        return not self._keyspace().values.get(self._keys[queue].wakeup.encode()) and self.has_messages(queue, now_us)
+
+    def is_open(self, queue: str) -> bool:
+        """Whether a queue or partition has what its first user writes."""
+        return b"version" in self._meta(queue)
+
+    def has_messages(self, queue: str, now_us: int) -> bool:
+        """Whether a consumer would get a message of this queue or partition."""
         keys, values = self._keys[queue], self._keyspace().values
-        if values.get(keys.wakeup.encode()):
-            return False
         if self._tenants_waiting(queue):
             return True
         due = scores(values.get(keys.delayed.encode())).values()

@@ -29,6 +29,8 @@ INVARIANTS = {
     "paused": "Nobody gets a message of a tenant while it is paused, and none of those that wait is touched.",
     "in flight": "No tenant has more messages in flight than it may, and a tenant with less is not held back.",
     "tenant order": "With `ordered_tenants`, nobody gets a message before all earlier ones of its tenant have ended.",
+    "outage": "A node of a cluster that is away stops its own messages only: loops go on, keep leases and serve the "
+    "others.",
     "empty": "A loop that ends because its queue is empty leaves no message that it could have had.",
     "schedules": "Each tick of a schedule is published once: none is lost, none early, none without its schedule.",
     "imports": "A message of an export is stored once, however often it is sent.",

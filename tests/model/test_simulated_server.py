@@ -22,7 +22,7 @@ def test_every_step_of_a_schedule_is_the_same_on_a_real_server(client: redis.Red
     real = RealServer(client)
 
     def observe(step: Step) -> None:
-        real.repeat(step, world.server.keyspace)
+        real.repeat(step, world.keyspace)
 
     world = World(_without_lost_writes(plan_of(seed)), observe)
     try:

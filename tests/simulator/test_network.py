@@ -16,7 +16,8 @@ def test_a_process_that_is_cut_off_gets_no_reply_that_is_on_its_way(is_cut_off: 
     """The server has executed the request, and its caller cannot know."""
     loop = SimulatedLoop(Random(0))  # type: ignore[abstract]  # no sockets
     process, ended = Process("consumer", 1), list[str]()
-    network = Network(loop, Random(0), Server(interpreter(), loop.clock_us, print), print)
+    server = Server(interpreter(), loop.clock_us, print)
+    network = Network(loop, Random(0), [server], print)
 
     def execute() -> str:
         loop.spawn(loop.world, cut_off())
@@ -28,7 +29,7 @@ def test_a_process_that_is_cut_off_gets_no_reply_that_is_on_its_way(is_cut_off: 
 
     async def ask() -> None:
         try:
-            ended.append(await network.send(process, "claim", execute, 0.5))
+            ended.append(await network.send(process, server, "claim", execute, 0.5))
         except TimeoutError:
             ended.append("no reply")
 
