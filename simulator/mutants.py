@@ -19,8 +19,9 @@ from redis_message_queue.protocol import queue as protocol_queue
 from redis_message_queue.protocol.calls import Calls, UntilItStepsAside, never_stop
 from redis_message_queue.protocol.consume.ack_group import AckGroups
 from redis_message_queue.protocol.consume.batch_block import BatchBlock
-from redis_message_queue.protocol.consume.claimer import Claimer, ClaimRound
+from redis_message_queue.protocol.consume.claimer import ClaimRound
 from redis_message_queue.protocol.consume.delivery import Delivery
+from redis_message_queue.protocol.consume.part_claimer import PartClaimer
 from redis_message_queue.protocol.consume.settle import SETTLED
 from redis_message_queue.protocol.group_commit import GroupCommit
 from redis_message_queue.protocol.loop.late_settlements import LateSettlements
@@ -175,13 +176,20 @@ async def _renew_one_after_the_other(self: Any, claims: Any, budget: float, is_o
     return owned
 
 
+async def _repeat_the_claim(self: Any, *given: Any, **options: Any) -> Any:
+    """As `PartClaimer.exchange`, without a limit for a node of a cluster."""
+    if self._calls.patience is not None:
+        given, options = given[:5], {}
+    return await _exchange(self, *given, **options)
+
+
 async def _take_silence_for_empty(self: Any, wait_seconds: float) -> Any:
     """As `ClaimRound.run`, but a partition without an answer counts as an empty one."""
     self._claimant.needs_certainty = False
     return await _run_round(self, wait_seconds)
 
 
-_due, _run_round = Timing.due, ClaimRound.run
+_due, _run_round, _exchange = Timing.due, ClaimRound.run, PartClaimer.exchange
 _send, _read = GroupCommit._send, PublishGroups.read
 _request = AckGroups.request
 MUTANTS = (
@@ -583,8 +591,8 @@ MUTANTS = (
     ),
     Mutant(
         "a claim of one partition is repeated until its node answers",
-        "protocol/consume/claimer.py",
-        patch=_replaced(Claimer, "visit_limit", lambda self, part, limit: limit),
+        "protocol/consume/part_claimer.py",
+        patch=_replaced(PartClaimer, "exchange", _repeat_the_claim),
     ),
     Mutant(
         "the leases of one partition are renewed when those of another have been",
