@@ -22,7 +22,7 @@ QUICKLY_FOUND = {
     "a drain forgets unconfirmed claims": 108,
     "a caller of a group gets the answer of its neighbour": 2,
     "a group of acknowledgements forgets its last message": 21,
-    "a settlement that has no answer ends the loop": 32,
+    "a settlement that has no answer ends the loop": 79,
 }
 
 
