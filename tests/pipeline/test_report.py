@@ -518,6 +518,17 @@ def test_the_last_bucket_is_not_drawn_as_a_fall():
     assert text.split('aria-label="Throughput"')[1].split("</svg>")[0].count("Published: 10\n") == 2
 
 
+def test_a_last_bucket_of_which_less_than_a_minute_is_known_has_no_rate():
+    row = small_figures().tables["over_time"][0] | {"seconds": 60, "published": 100}
+    rows = [row | {"start": START_TIME + timedelta(minutes=minute)} for minute in range(3)]
+    rows[2] |= {"published": 30}
+    found = small_figures(over_time=rows, tenants_over_time=[])
+    found.summary.update(first_at=START_TIME, last_at=START_TIME + timedelta(minutes=2, seconds=20))
+    text = render_page(found, datetime.now(UTC))
+    throughput = text.split('aria-label="Throughput"')[1].split("</svg>")[0]
+    assert (throughput.count("Published: 100\n"), throughput.count("Published: ")) == (2, 2)
+
+
 def test_the_period_before_is_shown_beside_this_one():
     found = small_figures(tenants_over_time=[])
     found.summary["previous"] = found.summary | {"since": START_TIME, "until": START_TIME, "published": 7}

@@ -178,14 +178,19 @@ class _Buckets:
             name: _by_time(own) for name in names if (own := [one for one in tenants if one["tenant"] == name])
         }
         self._gaps = list(_gaps(statistics, first, last + self._step))
-        began, ended = statistics.summary["first_at"], statistics.summary["last_at"]
+        began, ended = statistics.summary["first_at"], statistics.summary["until"] or statistics.summary["last_at"]
         self._known = [self._known_units(time, began or first, ended or last) for time in self._times]
 
     def _known_units(self, time: datetime, first: datetime, last: datetime) -> float:
-        """Return of how many minutes of a bucket there are entries: the first and the last may have them in a part."""
+        """Return of how many minutes of a bucket there are entries: the first and the last may have them in a part.
+
+        It is 0 for the last one if that has less than a minute, which would be drawn as a fall.
+        """
         start, end = max(time, first), min(time + self._step, last)
         missing = sum((max(timedelta(), min(end, stop) - max(start, begin)) for begin, stop in self._gaps), timedelta())
         unit = min(UNITS[self._unit], self._step)
+        if len(self._times) > 1 and time == self._times[-1] and timedelta() <= end - start < unit:
+            return 0.0
         return max(1.0, (end - start - missing) / unit) if end > start else 1.0
 
     def plots(self) -> Iterator[Series]:
@@ -249,11 +254,12 @@ class _Buckets:
         return any(start <= time and time + self._step <= end for start, end in self._gaps)
 
     def _rate(self, name: str, rows: Mapping[datetime, Row] | None = None) -> list[float | None]:
-        """Return the average of each bucket: 0 where nothing happened, None where entries are missing."""
+        """Return the average of each bucket: 0 where nothing happened, None where too few entries are known."""
         found: list[float | None] = []
         for time, units in zip(self._times, self._known, strict=True):
             row = (self._rows if rows is None else rows).get(time)
-            found.append(row[name] / units if row else None if self._is_in_gap(time) else 0)
+            is_known = units and not (row is None and self._is_in_gap(time))
+            found.append((row[name] / units if row else 0) if is_known else None)
         return found
 
     def _error_rate(self) -> list[float | None]:
