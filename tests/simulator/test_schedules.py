@@ -115,6 +115,7 @@ def test_a_schedule_that_the_oracle_misjudged(seed: int, actors: str | None, fau
         pytest.param(110141, id="a claim rested for longer than it had time, because no partition answered"),
         pytest.param(127288, id="a server lost the state of a hand-off's target twice"),
         pytest.param(7038, id="a batch started with a message whose lease had ended"),
+        pytest.param(50138, id="an idle worker ended one whose message was handled meanwhile"),
     ],
 )
 def test_a_schedule_that_found_a_bug(seed: int):

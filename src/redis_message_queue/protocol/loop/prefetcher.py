@@ -230,14 +230,15 @@ class Prefetcher:
         while not self._consumer.is_stopped():
             if self.turn.begin():
                 try:
-                    if (work_item := await self.find_item()) is None:
+                    # A message that was handled during the claim may have let others of its tenant wait behind it.
+                    if (work_item := await self.find_item()) is None and not self.acks:
                         self.turn.dismiss()
                     return work_item
                 finally:
                     self.end_turn()
             dismissed = self.turn.dismissed
             await self.wait_for_turn()
-            if dismissed != self.turn.dismissed:
+            if dismissed != self.turn.dismissed and not self.acks:
                 return None
             if (work_item := self.ready()) is not None:
                 self.turn.pass_on(self.ready_count)
