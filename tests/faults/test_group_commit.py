@@ -15,7 +15,7 @@ from redis_message_queue.stored.keys import QueueKeys
 from redis_message_queue.values.errors import LuaScriptError, NotPermittedError, PayloadTypeError
 from tests.concurrency import LIMIT_SECONDS, start, until
 from tests.faults.crowd import Crowd, Held, answers
-from tests.faults.proxy import BLACK_HOLE, CUT_AFTER, CUT_BEFORE, delayed
+from tests.faults.proxy import ARRIVE_LATE, BLACK_HOLE, CUT_AFTER, CUT_BEFORE, PASS, delayed
 from tests.faults.stepping import LIBRARY, CtrlC
 
 pytestmark = pytest.mark.topic("Group commit")
@@ -265,6 +265,25 @@ def test_a_lost_request_or_reply_of_a_group_stores_every_message_once(crowd, tru
     assert answers(outcomes) == [True] * 8
     assert proxy.planned() == 0
     assert stored(truth.client) == [one.encode() for one in numbered(8)]
+
+
+def test_a_refused_group_of_which_a_request_may_still_arrive_is_not_sent_one_by_one(crowd, truth, proxy):
+    """Under another number, late requests of the group and of the single publishes would both be executed."""
+    many = crowd(proxy.port, retry_budget_seconds=1)
+    proxy.meet("publish", PASS)
+    proxy.always("publish", ARRIVE_LATE)
+    proxy.meet("enqueue", ARRIVE_LATE)
+    truth.client.hset(KEYS.tenant_pending("bad"), "not", "ours")
+    with Held(truth.client):
+        outcomes = [many.publish(one) for one in numbered(3)]
+        outcomes += [many.publish("0003", tenant="bad")]
+    first, *refused = answers(outcomes)
+    assert first is True
+    assert len({one.message_id for one in refused}) == 3
+    assert all(isinstance(one, LuaScriptError) and "WRONGTYPE" in str(one) for one in refused)
+    truth.client.delete(KEYS.tenant_pending("bad"))
+    assert proxy.send_late_requests()
+    assert stored(truth.client) == [b"0000", b"0001", b"0002"]
 
 
 def test_publishes_beside_faults_are_stored_once_each(crowd, truth, proxy):

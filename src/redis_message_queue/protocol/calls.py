@@ -427,6 +427,7 @@ class Calls:
         limit: float | None = None,
         stopped: Callable[[], bool] | None = None,
         cancellations: list[BaseException] | None = None,
+        unanswered: list[BaseException] | None = None,
     ) -> Any:
         """Run a numbered script until its answer arrives, within the retry budget, or until the caller stops it.
 
@@ -438,6 +439,8 @@ class Calls:
         call. Without a retry budget there is one request, and it has the task: whether it fails must be known.
 
         With `LoopCancellations` a call without an answer steps aside instead of resting: see `UntilItStepsAside`.
+
+        With a list for ``unanswered`` the requests are noted there that had no answer: Redis may still execute them.
         """
         if cancellations is not None and self.plan.budget_seconds == 0:
             return await self.port.shielded(cancellations, self.call(command, arguments, extra_keys=extra_keys))
@@ -471,6 +474,8 @@ class Calls:
                     was_sent = was_sent or (self.has_connected and not (end and end.had_no_connection))
                     rest = (error, command.script.verb, attempt, started, budget, stopped, aside)
                     await self.rest_before_retry(*rest, was_sent=was_sent)
+                    if unanswered is not None:
+                        unanswered.append(error)
                     if stopped is not None and stopped():
                         raise
             except BaseException as error:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from redis_message_queue.protocol.calls import SHORTEST_ATTEMPT_SECONDS, Calls, ReplySlot
@@ -95,6 +95,7 @@ class Group:
     command: Command
     extra_keys: tuple[str, ...]
     arguments: tuple[Argument, ...]
+    unanswered: list[BaseException] = field(default_factory=list)  # requests that Redis may still execute
 
 
 class _Callers:
@@ -174,7 +175,7 @@ class GroupCommit:
                     await self._send(callers, call)
                 else:
                     await self._wait(callers, call)
-            if isinstance(call.outcome, NotPermittedError):
+            if isinstance(call.outcome, RedisMessageQueueError):
                 raise call.outcome
             return self._kind.result(call)
         finally:
@@ -271,6 +272,7 @@ class GroupCommit:
                 started=call.started,
                 limit=call.limit,
                 cancellations=call.cancellations,
+                unanswered=group.unanswered,
             )
         except RedisMessageQueueError as error:
             # Without an answer, the next caller repeats the same number for those who still wait.
@@ -278,8 +280,11 @@ class GroupCommit:
                 raise self._exhausted(call, is_sent=True) from error  # by another caller, perhaps
             if isinstance(error, RetryBudgetExhaustedError) or len(group.calls) == 1:
                 raise
+            # It may be done all the same, by a request that arrives late, or half-way: sent again under another
+            # number, some would be stored twice.
+            may_be_done = group.unanswered or call.cancellations or before is not None
             with self._lock:
-                if isinstance(error, NotPermittedError):  # perhaps half-way: sent again, some would be stored twice
+                if may_be_done or isinstance(error, NotPermittedError):
                     for one in group.calls:
                         one.outcome = copy(error)
                         one.outcome.message_id = one.message_id.hex()
