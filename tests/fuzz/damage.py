@@ -108,6 +108,7 @@ def build(client: Any, url: str) -> World:
     die(queue)
     client.set(KEYS.longest, "acme")
     client.set(KEYS.timer_owner, "1")
+    client.zadd(KEYS.connected_workers, {'1 0 {"process":"00","name":null,"host":"h","pid":1,"concurrency":1}': 1e16})
     client.lpush(KEYS.wakeup, "1")
     client.hset(KEYS.backfill("once"), "file", "1:1")
     world = World(snapshot.take(client))

@@ -32,7 +32,8 @@ class Operator:
 
     def look(self) -> list[Any]:
         queue = self.queue
-        looks: list[Any] = [queue.stats, queue.tenants, queue.schedules]
+        looks: list[Any] = [queue.stats, queue.tenants, queue.schedules, queue.workers]
+        looks += [partial(queue.why, "ab" * 16)]
         looks += [partial(queue.redrive_dead_letters, dry_run=True), partial(queue.redrive_failed, dry_run=True)]
         looks += [partial(queue.peek, 50, source=source) for source in PEEKED]
         looks += [partial(queue.peek, 5, tenant=tenant) for tenant in damage.TENANTS]

@@ -144,7 +144,16 @@ def message_of(text: str) -> str:
         lease=None,
         history=History(steps, ended_as=text),
         views=[("Text", lines(text))],
+        why=None,
     )
+
+
+def waiting_message_of(text: str) -> str:
+    """With the reason why it waits, which names tenants and workers."""
+    record = MessageRecord(payload=text, tenant=text, published_at=AT)
+    where: dict[str, Any] = {"watch": watch_of(text), "part": None, "id": "0" * 32, "source": "pending"}
+    details: dict[str, Any] = {"record": record, "lease": None, "history": History([]), "views": []}
+    return dashboard_page("message.html", why=f"it waits behind {text}", **where, **details)
 
 
 def schedules_of(text: str) -> str:
@@ -178,7 +187,7 @@ def test_a_text_from_outside_changes_no_element(page: Any, monkeypatch: pytest.M
     search()
 
 
-@pytest.mark.parametrize("page", [message_of, schedules_of, messages_of])
+@pytest.mark.parametrize("page", [message_of, waiting_message_of, schedules_of, messages_of])
 def test_a_text_from_outside_changes_no_element_of_the_dashboard(page: Any) -> None:
     usual = Shape(page("plain"))
 
