@@ -344,7 +344,7 @@ async def test_a_partition_that_lost_its_state_is_paused_again(shell: Shell) -> 
 @GROWTHS
 async def test_a_slow_growth_does_not_take_partitions_away(shell: Shell, before: int, after: int) -> None:
     """A larger growth happens while a smaller one is at any point: the smaller one is refused, or was complete."""
-    for nth in range(1, 30):
+    for nth in range(1, 60):  # each request of the growth
         shell.redis.flushall()
         first = parted(shell, before)
         await (publish_everywhere(first, before, 1) if before > 1 else first.publish("a"))

@@ -76,6 +76,7 @@ def told(at: int, event: str, number: int, **more: Any) -> Event:
     return {"at": at, "event": event, "id": f"{number:032x}", "tenant": "", **more}
 
 
+@pytest.mark.in_full  # starts a JVM for each death
 @pytest.mark.promise("Each message has one row in the lake, whenever a refresh is killed.")
 def test_a_refresh_that_is_killed_between_any_two_commits_doubles_nothing(spark, client, options, lake, tmp_path):
     """More entries are archived before the next run, which first finishes what the dead one began."""
@@ -172,6 +173,7 @@ def test_a_refresh_reads_only_what_is_new(spark, client, options, monkeypatch):
     assert [date for name, date in read if name == "messages"] == []
 
 
+@pytest.mark.in_full
 def test_the_notebook_reads_the_tables(spark, client, options, monkeypatch):
     """Without Spark, as any reader of Delta tables."""
     story = JournalSample(61, minutes=3).story(60)

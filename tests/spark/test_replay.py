@@ -11,6 +11,7 @@ from redis_message_queue.spark.jobs.archive import ArchiveOptions, archive
 from redis_message_queue.spark.jobs.archive_tables import ArchiveTable
 from redis_message_queue.spark.jobs.replay import ReplayOptions, replay
 from redis_message_queue.values.errors import ConfigurationError, SelectionError
+from tests.depth import only_in_full
 from tests.pipeline.journal_samples import MINUTE, START, Events, JournalSample, write_journal
 from tests.pipeline.plain_archiver import archive_plainly
 
@@ -75,7 +76,7 @@ def test_selected_dead_letters_come_back_once_with_their_lineage(spark, server, 
 
 
 @pytest.mark.promise("A replay publishes each selected message once, with its lineage.")
-@pytest.mark.parametrize(("from_archive", "has_record"), [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize(("from_archive", "has_record"), [only_in_full(False, True), (True, True), only_in_full(True, False)])
 def test_headers_are_replayed(spark, server, client, tmp_path, from_archive, has_record):
     """From the record of a dead letter, or from a journal with payloads, if there is no record."""
     rules: dict[str, Any] = {"journal": "payload", "get_headers": lambda: {"trace": "7"}, "max_delivery_count": 1}
@@ -90,6 +91,7 @@ def test_headers_are_replayed(spark, server, client, tmp_path, from_archive, has
     assert [one.headers for one in queue.peek()] == [{"trace": "7"}]
 
 
+@pytest.mark.in_full
 def test_the_headers_of_a_record_select_a_message_that_has_none_in_the_journal(spark, server, client, tmp_path):
     """A journal without payloads has no headers either."""
     rules: dict[str, Any] = {"get_headers": lambda: {"trace": "7"}, "max_delivery_count": 1}
@@ -147,6 +149,7 @@ def test_a_redriven_message_has_the_payload_of_the_one_that_it_repeats(spark, se
     assert waiting(queue) == {"one": (None, second)}
 
 
+@pytest.mark.in_full
 def test_the_time_of_their_end_selects_archived_messages(spark, server, client, queue, tmp_path, monkeypatch):
     """What ended before is not read."""
     lives = []

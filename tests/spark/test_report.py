@@ -92,6 +92,7 @@ def test_its_figures_are_those_of_a_plain_loop_and_every_message_is_accounted_fo
     json.dumps(result.as_dict())
 
 
+@pytest.mark.in_full
 @pytest.mark.promise("A report can be about a part of the time; its verdict is about all that is archived.")
 def test_a_window_leaves_out_what_was_before_and_after(spark, client, options, tmp_path):
     """It is about whole minutes. Times that began before it are whole, and so is the verdict."""
@@ -154,6 +155,7 @@ QUIET_WINDOWS = (
 )
 
 
+@pytest.mark.in_full  # the test of the commands shows an overview
 @pytest.mark.promise("An overview shows what waits in a queue in which nothing has happened for days.")
 def test_an_overview_shows_what_waits_although_nothing_happened_in_its_window(
     spark, client, options, tmp_path, subtests
