@@ -76,7 +76,9 @@ def test_selected_dead_letters_come_back_once_with_their_lineage(spark, server, 
 
 
 @pytest.mark.promise("A replay publishes each selected message once, with its lineage.")
-@pytest.mark.parametrize(("from_archive", "has_record"), [only_in_full(False, True), (True, True), only_in_full(True, False)])
+@pytest.mark.parametrize(
+    ("from_archive", "has_record"), [only_in_full(False, True), (True, True), only_in_full(True, False)]
+)
 def test_headers_are_replayed(spark, server, client, tmp_path, from_archive, has_record):
     """From the record of a dead letter, or from a journal with payloads, if there is no record."""
     rules: dict[str, Any] = {"journal": "payload", "get_headers": lambda: {"trace": "7"}, "max_delivery_count": 1}
