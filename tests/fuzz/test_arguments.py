@@ -109,7 +109,7 @@ def is_waited_for(parameter: str, value: Any) -> bool:
     return parameter in ("concurrency", "batch_seconds") and type(value) in (int, float) and 4 < value < 10_001
 
 
-@examples(40, 4_000)
+@examples(20, 4_000)
 @given(data=st.data())
 def test_every_parameter_of_every_method(shell, client, data):
     """Both queues: the error is ours, it names the parameter, nothing was written, and the queue goes on."""
@@ -131,7 +131,7 @@ def test_every_parameter_of_every_method(shell, client, data):
     works(shell, client)
 
 
-@examples(15, 1_000)
+@examples(10, 1_000)
 @given(data=st.data())
 def test_every_parameter_of_a_tenant(shell, client, data):
     """The same for the queue of one tenant."""
@@ -151,7 +151,7 @@ def test_every_parameter_of_a_tenant(shell, client, data):
     works(shell, client)
 
 
-@examples(15, 1_000)
+@examples(10, 1_000)
 @given(method=st.sampled_from(["ack", "fail"]), message=anything, error=anything, good=st.booleans())
 def test_what_a_batch_is_told_to_settle(shell, client, method, message, error, good):
     """A batch settles its own messages, and nothing that only looks like one."""
@@ -190,7 +190,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
-@examples(40, 5_000)
+@examples(20, 5_000)
 @given(data=st.data())
 def test_every_option_of_a_queue(shell, client, data):
     """A constructor writes nothing; a queue that it makes can be used, or says why not."""
@@ -218,7 +218,7 @@ def test_every_option_of_a_queue(shell, client, data):
         assert seen == [b"hello"], f"{option}={shown(value)}"
 
 
-@examples(30, 3_000)
+@examples(15, 3_000)
 @given(data=st.data())
 def test_every_option_of_a_gateway(shell, client, data):
     """The same for a gateway."""
@@ -239,7 +239,7 @@ def test_every_option_of_a_gateway(shell, client, data):
     assert shell.call(queue.publish, "hello") is True
 
 
-@examples(20, 2_000)
+@examples(10, 2_000)
 @given(option=st.sampled_from(["get_deduplication_key", "get_headers"]), value=anything, many=st.booleans())
 def test_whatever_a_callback_returns(shell, client, option, value, many):
     """A key or headers that cannot be stored stop the publish before it writes."""
@@ -271,7 +271,7 @@ METHODS_OF_GATEWAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@examples(30, 3_000)
+@examples(15, 3_000)
 @given(data=st.data())
 def test_every_parameter_of_a_gateway(shell, client, data):
     """Somebody may call the built-in gateway directly."""

@@ -154,7 +154,7 @@ def shop(clean_server, client, monkeypatch):
     return snapshot.take(client)
 
 
-@examples(30, 4_000)
+@examples(15, 4_000)
 @given(line=lines(CALLED, frozenset(NOT_CALLED)), as_json=st.booleans())
 def test_every_argument_of_the_commands_that_return(shop, client, monkeypatch, line, as_json):
     """They run on a real queue, at a terminal."""
@@ -172,7 +172,7 @@ def test_every_argument_of_the_commands_that_return(shop, client, monkeypatch, l
             json.loads(document)
 
 
-@examples(40, 8_000)
+@examples(20, 8_000)
 @given(line=lines(tuple(ALL), frozenset()))
 def test_every_argument_of_every_command(shop, client, monkeypatch, line):
     """The program reads and checks them; what the command would do is left out."""
@@ -191,7 +191,7 @@ def without_function(command: Any) -> Any:
     return command
 
 
-@examples(20, 2_000)
+@examples(10, 2_000)
 @given(line=st.lists(words, max_size=3))
 def test_words_that_are_no_command(shop, monkeypatch, line):
     """The first word is a mistake, too."""

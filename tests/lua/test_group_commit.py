@@ -84,7 +84,7 @@ def look(caller: Caller, answers: Any, names: dict[bytes, bytes]) -> dict[str, A
     }
 
 
-@settings(max_examples=often(60, 2_000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=often(30, 2_000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages, messages, limits, limits, st.sampled_from(("refuse", "drop")), st.booleans())
 @example([], [New(b""), New(b"")], 1, 0, "refuse", True)
 @example([New(b"")], [New(b"", b"acme"), New(b"", b"acme", HOUR)], 3, 1, "refuse", True)

@@ -10,6 +10,7 @@ import redis
 
 from redis_message_queue.embedded import EmbeddedRedis
 from redis_message_queue.stored.envelope import TIME_AT, Envelope
+from tests.depth import often
 from tests.lua import group_situations as groups
 from tests.lua.group_situations import EVERY, GROUP, Holder, holding, sealed
 from tests.lua.scripts_runner import KEYS, Caller, Dump, Taken, dump, numbered
@@ -490,7 +491,7 @@ class WorldWithAQuery(World):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(often(1, 2)))
 def test_a_query_beside_consumers_loses_doubles_and_forgets_nothing(
     seed: int, kind: dict[str, int | str], client: redis.Redis
 ):

@@ -204,7 +204,7 @@ def onlooker(server: EmbeddedRedis) -> Iterator[redis.Redis]:
 
 @pytest.mark.promise("Publishes that share a request lead to what they lead to one after another.")
 @settings(
-    max_examples=often(50, 1_000),
+    max_examples=often(30, 1_000),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -243,7 +243,7 @@ ack_options = st.fixed_dictionaries(
 
 @pytest.mark.promise("Acknowledgements that share a request lead to what they lead to one after another.")
 @settings(
-    max_examples=often(25, 500),
+    max_examples=often(15, 500),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

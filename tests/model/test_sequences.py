@@ -435,7 +435,7 @@ class Draft(NamedTuple):
 
 
 STEADY = settings(
-    max_examples=often(40, 400),
+    max_examples=often(25, 400),
     stateful_step_count=40,
     deadline=None,
     database=None,

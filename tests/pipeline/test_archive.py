@@ -292,7 +292,7 @@ def test_of_two_commits_at_the_same_moment_one_fails(client, options, monkeypatc
 def test_archives_of_different_queues_never_conflict(server, client, options):
     """Each process archives its own queue, run after run, into the tables that they share."""
     queues = [f"orders {number}" for number in range(4)]
-    runs = often(3, 25)
+    runs = often(2, 25)
     assert archive_at_once(server, options.path, queues, runs) == [0] * len(queues)
     for queue in queues:
         assert [row["serial"] for row in archived(options.path, queue)] == list(range(1, runs + 1))

@@ -198,7 +198,7 @@ def check_as_if_nothing_had_happened(scenario: str, losses: dict[int, Loss], und
     assert not disturbed.setup.processing
 
 
-@pytest.mark.parametrize("scenario", [*scenarios("pafrb", 3)[:: often(3, 1)], "ppafa", *TENANTS_AND_DELAYS, *BATCHES])
+@pytest.mark.parametrize("scenario", [*scenarios("pafrb", 3)[:: often(5, 1)], "ppafa", *TENANTS_AND_DELAYS, *BATCHES])
 def test_two_losses_anywhere_are_as_if_nothing_had_happened(scenario):
     undisturbed = played(scenario, {}, **RETRIES | LEASED)
     for losses in losses_of(undisturbed, 2, (REQUEST, REPLY)):

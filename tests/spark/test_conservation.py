@@ -150,6 +150,7 @@ def test_each_event_of_a_real_queue_is_counted_as_a_plain_loop_counts_it(spark, 
     "If entries are missing, or messages are older than the journal, a report says what is unknown instead of that it "
     "balances."
 )
+@pytest.mark.in_full  # tests/pipeline has the verdicts
 def test_what_was_cut_off_before_it_was_archived_is_never_called_balanced(spark, client, options):
     """A real queue that writes more than its hard limit while nobody archives."""
     life = QueueScenario(client, max_journal_length=10)

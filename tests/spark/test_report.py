@@ -296,6 +296,7 @@ def test_a_purge_of_messages_that_are_not_due_is_not_subtracted_twice(spark, cli
     assert fairness(spark, options) == (1.0, {"": (10, 10)})
 
 
+@pytest.mark.in_full  # tests/pipeline has the verdicts
 def test_with_gaps_it_counts_what_is_there_and_says_what_is_unknown(spark, client, options):
     story = JournalSample(22).story(150)
     events = write_journal(client, options, story, lost=(range(30, 60), range(200, 203)))
@@ -312,6 +313,7 @@ def test_with_gaps_it_counts_what_is_there_and_says_what_is_unknown(spark, clien
     assert text.count('class="gap"') >= 2 * 6, "every plot shows where entries are missing"
 
 
+@pytest.mark.in_full  # tests/pipeline has the verdicts
 @pytest.mark.promise("A message that is missing and one that another program added do not cancel out in a report.")
 @pytest.mark.parametrize("foreign", [pytest.param(b"another program's", marks=pytest.mark.in_full), None])
 def test_a_missing_message_and_a_foreign_one_do_not_cancel_out(spark, client, options, foreign):

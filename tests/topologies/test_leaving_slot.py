@@ -260,7 +260,7 @@ def test_a_script_in_a_migrating_slot_is_executed_completely_or_refused(
     """A refused call has changed nothing; if the migration is cancelled, the same call succeeds."""
     migration = Migration(cluster, TAGGED.pending)
     # Every script remembers its replies in the same way.
-    for situation in chosen[:: often(3, 1)] if again and EVERY[0] in chosen else chosen:
+    for situation in chosen[:: often(6, 1)] if again and EVERY[0] in chosen else chosen:
         with row(subtests, situation=title(situation)):
             caller, call = stage.prepare(situation, journaled=chosen is SERVED)
             if again:
