@@ -359,7 +359,8 @@ async def test_every_call_during_a_migration_is_done_once_afterwards(shell: Shel
     assert await asyncio.wait_for(asyncio.gather(*settling), LIMIT_SECONDS) == [True, True, None, None]
     done = dict(zip(begun, await asyncio.wait_for(asyncio.gather(*begun.values()), LIMIT_SECONDS), strict=True))
     # A call for a single key may be redirected to the target node and gets its reply there.
-    assert {"publish_many", "delay", "delete", "purge", "claim"} <= set(refused)
+    assert {"publish_many", "delay", "delete", "purge"} <= set(refused)
+    assert "claim" in refused or not done["claim"]  # it has no time to wait, so it may have ended with nothing
     assert done["publish_many"] == [True] * 3  # a key of another tenant suppresses nothing
     assert (done["delay"], done["purge"], done["redrive"].matched, done["records"]) == ([True], 0, 0, [])
     assert done["delete"] + done["claim"].count("gone 1") + done["claim"].count("gone 2") == 2
