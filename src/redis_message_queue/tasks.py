@@ -40,7 +40,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class PublishOptions(TypedDict, total=False):
+class TaskOptions(TypedDict, total=False):
     """How a task is published: arguments of `RedisMessageQueue.publish`, with the same meaning."""
 
     tenant: str | None
@@ -61,13 +61,13 @@ class _PublishableFunction(Generic[P, R]):
         functools.update_wrapper(self, function)
         self.name, self.function = name, function
         self._queue, self._codec, self._signature = queue, codec, inspect.signature(function)
-        self._options: PublishOptions = {}
+        self._options: TaskOptions = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function here and now."""
         return self.function(*args, **kwargs)
 
-    def with_options(self, **options: Unpack[PublishOptions]) -> Self:
+    def with_options(self, **options: Unpack[TaskOptions]) -> Self:
         """Return this task as it is published with these options: ``send.with_options(tenant="acme").publish(42)``.
 
         Args:
@@ -77,7 +77,7 @@ class _PublishableFunction(Generic[P, R]):
         Raises:
             ConfigurationTypeError: There is no such option.
         """
-        refuse_unknown("with_options", options, PublishOptions.__annotations__)
+        refuse_unknown("with_options", options, TaskOptions.__annotations__)
         changed = copy.copy(self)
         changed._options = {**self._options, **options}
         return changed

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from redis_message_queue import RedisMessageQueue
 from redis_message_queue.cli.worker.health import metrics
-from redis_message_queue.metrics.exporter import Exporter
+from redis_message_queue.metrics.exporter import MetricsExporter
 from redis_message_queue.metrics.server_queues import ServerQueues
 from redis_message_queue.testing import fast_forward
 from tests.concurrency import beside, until
@@ -32,7 +32,7 @@ def scraped(url: str, *names: str, times: int = 1, **options: Any) -> Samples:
     async def scrape() -> bytes:
         async with redis.asyncio.Redis.from_url(url) as client:
             settings = {"discover": True, "retry_budget_seconds": 0.2} | options
-            exporter = Exporter(ServerQueues(client, names, **settings), max_tenants=2, timeout_seconds=1.0)
+            exporter = MetricsExporter(ServerQueues(client, names, **settings), max_tenants=2, timeout_seconds=1.0)
             for _ in range(times):
                 text = await exporter.scrape()
             return text

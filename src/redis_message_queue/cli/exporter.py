@@ -48,7 +48,7 @@ def exporter(
     how many workers are connected, and whether it is paused. Each scrape reads each queue once, within 8 seconds in
     all. One exporter for each server is enough. What workers do is shown by `rmq worker --health-port`.
     """
-    from redis_message_queue.metrics.exporter import Exporter
+    from redis_message_queue.metrics.exporter import MetricsExporter
     from redis_message_queue.metrics.server_queues import ServerQueues
 
     async def serve() -> None:
@@ -62,7 +62,7 @@ def exporter(
                 key_separator=key_separator,
                 hash_tag=hash_tag,
             )
-            made = Exporter(known, max_tenants=max_tenants)
+            made = MetricsExporter(known, max_tenants=max_tenants)
 
             def metrics() -> tuple[bool, str, str]:
                 scraped = asyncio.run_coroutine_threadsafe(made.scrape(), loop)

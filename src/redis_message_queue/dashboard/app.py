@@ -381,9 +381,9 @@ class Dashboard:
 
     async def _metrics(self, request: Request) -> Response:
         """Show the counts of all queues to Prometheus."""
-        from redis_message_queue.metrics.exporter import CONTENT_TYPE, Exporter
+        from redis_message_queue.metrics.exporter import CONTENT_TYPE, MetricsExporter
 
-        self._exporter = self._exporter or Exporter(self._server)
+        self._exporter = self._exporter or MetricsExporter(self._server)
         return Response(await self._exporter.scrape(), media_type=CONTENT_TYPE)
 
     # -- log in

@@ -14,7 +14,7 @@ _AT_ONCE = 10  # queues that are read at the same time
 _LONGEST_SECONDS = 8.0  # for all queues: Prometheus gives up after 10
 
 
-class Exporter:
+class MetricsExporter:
     """The metrics of all queues that `ServerQueues` knows, as text."""
 
     def __init__(self, queues: ServerQueues, *, max_tenants: int | None = None, timeout_seconds: float = 3.0) -> None:

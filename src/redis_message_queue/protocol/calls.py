@@ -438,9 +438,8 @@ class Calls:
         is sent again under its number. That costs nothing without a cancellation, unlike a task of its own for each
         call. Without a retry budget there is one request, and it has the task: whether it fails must be known.
 
-        With `LoopCancellations` a call without an answer steps aside instead of resting: see `UntilItStepsAside`.
-
-        With a list for ``unanswered`` the requests are noted there that had no answer: Redis may still execute them.
+        With `LoopCancellations` a call without an answer steps aside instead of resting: see `UntilItStepsAside`. The
+        list ``unanswered`` gets the errors of requests without an answer, which Redis may still execute.
         """
         if cancellations is not None and self.plan.budget_seconds == 0:
             return await self.port.shielded(cancellations, self.call(command, arguments, extra_keys=extra_keys))

@@ -35,7 +35,7 @@ class JournalPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class MessageLocation:
     """Where a message is in a part, and what is stored beside it there."""
 
     record: MessageRecord
@@ -116,7 +116,7 @@ class MessageFinder:
 
     async def locate(
         self, message_id: str, max_messages: int, max_bytes: float = math.inf, tenant: bytes | None = None
-    ) -> tuple[Location | None, bool]:
+    ) -> tuple[MessageLocation | None, bool]:
         """Return where a message is, and whether everything was searched if it was not found.
 
         With a ``tenant`` only the messages of this one are searched among those that wait, b"" for those without one.
@@ -135,17 +135,17 @@ class MessageFinder:
             process = envelope.process_of(token or b"")
             names = await self._pages.consumers([process])
             record = self._record(held, "processing", _count(entry, 0, 1), consumer=names.get(process))
-            return Location(record, _tenant(held), token, _count(entry, 2, 0)), True
+            return MessageLocation(record, _tenant(held), token, _count(entry, 2, 0)), True
         if delayed is not None:
             record = self._record(delayed, "delayed", _count(entry, 0, 0), due_us=None if due is None else float(due))
-            return Location(record, _tenant(delayed), failures=_count(entry, 2, 0)), True
+            return MessageLocation(record, _tenant(delayed), failures=_count(entry, 2, 0)), True
         waiting, is_whole = await self._waiting(wanted, max_messages, max_bytes, tenant)
         if waiting is None:
             return None, is_whole
         stored, tenant, ahead = waiting
         ((mark,),) = await send(("ZMSCORE", keys.cancelled, wanted))
         record = replace(self._record(stored, "pending", _count(entry, 0, 0)), cancelled=mark is not None)
-        return Location(record, tenant, failures=_count(entry, 2, 0), ahead=ahead), True
+        return MessageLocation(record, tenant, failures=_count(entry, 2, 0), ahead=ahead), True
 
     def _record(
         self, stored: bytes, state: str, count: int, *, consumer: str | None = None, due_us: float | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from redis_message_queue.protocol.operate.pages import PAGE, members_with_scores
 from redis_message_queue.protocol.operate.part_operator import PartOperator
 from redis_message_queue.protocol.operate.record_pairs import single_record
-from redis_message_queue.protocol.operate.trace import JournalPart, Location, check_id
+from redis_message_queue.protocol.operate.trace import JournalPart, MessageLocation, check_id
 from redis_message_queue.protocol.operate.workers import CLAIMS, about_workers, seconds_of
 from redis_message_queue.stored import envelope
 from redis_message_queue.stored.envelope import process_of, tenant_text
@@ -47,7 +47,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reason:
     """What an explanation says, before it has the id of its message."""
 
     cause: str
@@ -104,7 +104,7 @@ class Explainer:
             answer = await self._of_gone(message_id, is_whole)
         return Explanation(id=message_id, cause=answer.cause, sentence=answer.sentence, facts=answer.facts)
 
-    async def _of_location(self, part: PartOperator, location: Location, message_id: str) -> Answer:
+    async def _of_location(self, part: PartOperator, location: MessageLocation, message_id: str) -> Reason:
         around = await self._look_around(part, location.tenant)
         history = await _history(part, message_id)
         facts = _facts_of(location.record)
@@ -152,23 +152,23 @@ class Explainer:
 
     # -- in the queue
 
-    async def _of_waiting(self, part: PartOperator, location: Location, around: Surroundings) -> Answer:
+    async def _of_waiting(self, part: PartOperator, location: MessageLocation, around: Surroundings) -> Reason:
         """Say what a message waits for that any consumer could claim."""
         name = one_line(tenant_text(location.tenant)) if location.tenant else None
         ahead = location.ahead + around.returned
         behind, facts = _behind(name, str(ahead), ahead, around), {"ahead": ahead}
         if location.record.cancelled:
-            return Answer("cancelled", "it is cancelled: the claim that meets it drops it", facts)
+            return Reason("cancelled", "it is cancelled: the claim that meets it drops it", facts)
         if stopped := _paused(around, name):
             return replace(stopped, sentence=f"{stopped.sentence}; {behind}", facts=facts | dict(stopped.facts))
         if name is not None and around.turn is not None and _PARKED <= around.turn < 2 * _PARKED:
             limited = await self._of_limited(part, location.tenant, name, around)
             return replace(limited, sentence=f"{limited.sentence}; {behind}", facts=facts | dict(limited.facts))
         if around.is_deserted:
-            return Answer("no_worker", f"{around.about_workers}; {behind}", facts)
-        return Answer("waiting", f"{behind}; {around.about_workers}", facts | {"tenants_before": around.before})
+            return Reason("no_worker", f"{around.about_workers}; {behind}", facts)
+        return Reason("waiting", f"{behind}; {around.about_workers}", facts | {"tenants_before": around.before})
 
-    async def _of_limited(self, part: PartOperator, tenant: bytes, name: str, around: Surroundings) -> Answer:
+    async def _of_limited(self, part: PartOperator, tenant: bytes, name: str, around: Surroundings) -> Reason:
         """Say who holds the messages of a tenant that must not have more in flight."""
         keys, pages = part.pages.keys, part.pages
         first = bytes((len(tenant),)) + tenant
@@ -187,7 +187,7 @@ class Explainer:
             due = retries[0] - around.at
             when = f"due in {age(due)}" if due > 0 else f"overdue by {age(-due)}"
             text = f"an earlier message of {name} waits for its next attempt, {when}, and its messages keep their order"
-            return Answer("tenant_limit", text, {"in_flight": len(ids), "next_attempt": moment(retries[0])})
+            return Reason("tenant_limit", text, {"in_flight": len(ids), "next_attempt": moment(retries[0])})
         names = await pages.consumers(process_of(token) for token, _ in held)
         holders = Counter(names.get(process_of(token), "a consumer") for token, _ in held)
         whole = {1: "", 2: "both "}.get(len(ids), "all ")
@@ -197,7 +197,7 @@ class Explainer:
         )
         details = [detail for detail in (who, await self._holding(part, held, around)) if detail]
         text = f"{name} is at its limit of {len(ids)} in flight{', ' if details else ''}{', '.join(details)}"
-        return Answer("tenant_limit", text, {"in_flight": len(ids), "holders": dict(holders)})
+        return Reason("tenant_limit", text, {"in_flight": len(ids), "holders": dict(holders)})
 
     async def _holding(self, part: PartOperator, held: Sequence[tuple[bytes, float]], around: Surroundings) -> str:
         """Say for how long the message whose lease ends first is held, and when that was renewed."""
@@ -209,8 +209,8 @@ class Explainer:
         return since + _lease_words(around, token, ends, "leases" if len(held) > 1 else "its lease")
 
     async def _of_held(
-        self, part: PartOperator, location: Location, around: Surroundings, history: Sequence[TraceEntry]
-    ) -> Answer:
+        self, part: PartOperator, location: MessageLocation, around: Surroundings, history: Sequence[TraceEntry]
+    ) -> Reason:
         token, record = location.token, location.record
         (end,) = await part.pages.send(("ZSCORE", part.pages.keys.leases, token or b""))
         ends = None if end is None else float(end) / 1e6
@@ -222,7 +222,7 @@ class Explainer:
             stopped = _paused(around, record.tenant)
             reason = stopped.sentence if stopped else around.about_workers
             text = f"its lease ended{ended}, and no consumer has claimed it again: {reason}"
-            return Answer("lease_ended", text, {"consumer": record.consumer})
+            return Reason("lease_ended", text, {"consumer": record.consumer})
         claimed = _last(history, CLAIMS)
         since = claimed.at.timestamp() if claimed is not None and claimed.at is not None else None
         for_long = "has it" if since is None else f"has had it for {age(around.since(since))}"
@@ -230,15 +230,15 @@ class Explainer:
         facts |= {} if claimed is None else {"claimed_at": claimed.at}
         delivery = "" if (record.delivery_count or 0) < 2 else f", in delivery {record.delivery_count}"
         if ends is None:
-            return Answer("in_flight", f"{consumer} {for_long}{delivery}, without a lease", facts)
+            return Reason("in_flight", f"{consumer} {for_long}{delivery}, without a lease", facts)
         text = f"{consumer} {for_long}{delivery}, {_lease_words(around, token, ends)}"
         if process_of(token).hex() not in around.workers:
             text += "; it is not among the connected workers: if it has crashed, the message comes back then"
-        return Answer("in_flight", text, facts | {"lease_ends": moment(ends)})
+        return Reason("in_flight", text, facts | {"lease_ends": moment(ends)})
 
     # -- not in the queue
 
-    async def _of_gone(self, message_id: str, is_whole: bool) -> Answer:
+    async def _of_gone(self, message_id: str, is_whole: bool) -> Reason:
         for part in self._operators:
             if (answer := await _recorded(part, message_id)) is not None:
                 return answer
@@ -254,16 +254,16 @@ class Explainer:
         where = "in the queue" if is_whole else f"among the first {count(MOST_MESSAGES)} that wait"
         if begins is None:
             text = f"no such message is {where}, and without a journal nothing is known of messages that have left"
-            return Answer("unknown", text, {"journal_begins": None})
+            return Reason("unknown", text, {"journal_begins": None})
         entries = "in its journal" if is_searched else f"among the newest {count(MOST_MESSAGES)} entries of its journal"
         text = f"no such message is {where}, nor {entries}"
-        return Answer(
+        return Reason(
             "unknown", f"{text}, which goes back to {when(moment(begins))}", {"journal_begins": moment(begins)}
         )
 
     async def _of_history(
         self, part: PartOperator, message_id: str, history: Sequence[TraceEntry], is_whole: bool
-    ) -> Answer:
+    ) -> Reason:
         """Say how a message ended by its journal, or what was its last event."""
         last = history[-1]
         facts: dict[str, Any] = {"last_event": last.event, "at": last.at, "consumer": last.consumer} | dict(
@@ -278,7 +278,7 @@ class Explainer:
             why = last.details.get("error_type") or _reason(last.details.get("reason"))
             because = f" because of {one_line(why)}" if why and cause in ("failed", "dead_letter") else ""
             facts |= {"consumer": consumer}
-            return Answer(cause, f"{text}{of}{by} at {when(last.at)}{because}", facts)
+            return Reason(cause, f"{text}{of}{by} at {when(last.at)}{because}", facts)
         if not is_whole and last.event not in CLAIMS:
             tenant = (last.tenant or "").encode()
             location, _ = await part.finder.locate(message_id, MOST_MESSAGES, _MOST_BYTES, tenant)
@@ -290,13 +290,13 @@ class Explainer:
             stopped = _paused(around, name)
             reason = stopped.sentence if stopped else around.about_workers
             cause = stopped.cause if stopped else "no_worker" if around.is_deserted else "waiting"
-            return Answer(cause, f"{behind}; {reason}", facts)
+            return Reason(cause, f"{behind}; {reason}", facts)
         text = f"it is not in the queue, and the last that the journal tells is {last.event} at {when(last.at)}"
         hint = ": a streaming query may hold it" if last.event in CLAIMS else ""
-        return Answer("unknown", text + hint, facts)
+        return Reason("unknown", text + hint, facts)
 
 
-def _of_delayed(location: Location, around: Surroundings, history: Sequence[TraceEntry], due: float) -> Answer:
+def _of_delayed(location: MessageLocation, around: Surroundings, history: Sequence[TraceEntry], due: float) -> Reason:
     """Say until when a message is delayed, or after which error its next attempt comes."""
     left, facts = due - around.at, {"due_at": moment(due)}
     failed = _last(history, ("retried",))
@@ -304,15 +304,15 @@ def _of_delayed(location: Location, around: Surroundings, history: Sequence[Trac
     what = f"its {_ordinal(location.failures)} retry" if location.failures else "it"
     if left > 0:
         if location.failures:
-            return Answer("retry", f"{what} is due in {age(left)}{after}", facts | {"failures": location.failures})
-        return Answer("delayed", f"it is delayed until {when(moment(due))}, for another {age(left)}", facts)
+            return Reason("retry", f"{what} is due in {age(left)}{after}", facts | {"failures": location.failures})
+        return Reason("delayed", f"it is delayed until {when(moment(due))}, for another {age(left)}", facts)
     stopped = _paused(around, location.record.tenant)
     reason = stopped.sentence if stopped else around.about_workers
     text = f"{what} has been due for {age(-left)}{after}, and no consumer has delivered it: {reason}"
-    return Answer(stopped.cause if stopped else "no_worker" if around.is_deserted else "overdue", text, facts)
+    return Reason(stopped.cause if stopped else "no_worker" if around.is_deserted else "overdue", text, facts)
 
 
-def _paused(around: Surroundings, tenant: str | None) -> Answer | None:
+def _paused(around: Surroundings, tenant: str | None) -> Reason | None:
     """Say that the queue or the tenant is paused, if so."""
     for cause, whose, at in (
         ("paused", "the queue", around.paused_at),
@@ -320,7 +320,7 @@ def _paused(around: Surroundings, tenant: str | None) -> Answer | None:
     ):
         if at is not None:
             text = f"{whose} is paused since {when(moment(at))}, for {age(around.since(at))}"
-            return Answer(cause, text, {"paused_at": moment(at)})
+            return Reason(cause, text, {"paused_at": moment(at)})
     return None
 
 
@@ -358,7 +358,7 @@ def _last(history: Sequence[TraceEntry], events: Iterable[str]) -> TraceEntry | 
     return next((entry for entry in reversed(history) if entry.event in events), None)
 
 
-async def _recorded(part: PartOperator, message_id: str) -> Answer | None:
+async def _recorded(part: PartOperator, message_id: str) -> Reason | None:
     """Say how a message ended, by the lists of those that have."""
     wanted = f'"{message_id}"'.encode()
     for kind, (_, key) in part.pages.keys.terminal_lists.items():
@@ -373,7 +373,7 @@ async def _recorded(part: PartOperator, message_id: str) -> Answer | None:
     return None
 
 
-def _of_record(kind: str, record: MessageRecord) -> Answer:
+def _of_record(kind: str, record: MessageRecord) -> Reason:
     cause, text = _LISTS[kind]
     ended = f" {'at' if kind == 'completed' else 'since'} {when(record.finished_at)}" if record.finished_at else ""
     by = f" by {one_line(record.consumer, 80)}" if record.consumer and kind == "completed" else ""
@@ -382,7 +382,7 @@ def _of_record(kind: str, record: MessageRecord) -> Answer:
         error = one_line(f"{record.error_type}: {record.error}" if record.error else record.error_type or "", 500)
         reason = _reason(record.reason)
         because = " because " + "; ".join(one for one in (reason, error) if one) if reason or error else ""
-    return Answer(cause, f"{text}{ended}{by}{because}", _facts_of(record))
+    return Reason(cause, f"{text}{ended}{by}{because}", _facts_of(record))
 
 
 def _reason(reason: str | None) -> str:
