@@ -27,6 +27,8 @@ class OutageWatch:
         self._quiet_since: dict[str, float] = {}  # loops by process: when the last handler began or ended
         self._at_work: Counter[str] = Counter()  # handlers by process
         self._handled_by: dict[bytes, tuple[Life, float]] = {}
+        self._began_at: dict[str, float] = {}  # the last handlers by process
+        self._none_answered_at = -math.inf
 
     @property
     def is_possible(self) -> bool:
@@ -41,7 +43,7 @@ class OutageWatch:
                 process = before[0].process
                 self._world.violated("outage", f"{process} lost the lease of {payload.decode()}, whose node answers")
             self._handled_by[payload] = (life, now)
-        self._quiet_since[life.process.name] = now
+        self._quiet_since[life.process.name] = self._began_at[life.process.name] = now
         self._at_work[life.process.name] += 1
 
     def handlers_end(self, life: Life, payloads: list[bytes]) -> None:
@@ -71,6 +73,8 @@ class OutageWatch:
         for node, server in enumerate(world.servers):
             if not server.is_up or server.stopped_until > now:
                 self._answers_since[node] = now
+        if all(since == now for since in self._answers_since):
+            self._none_answered_at = now
         for queue in queues[: world.partitions()]:
             if not world.ledger.is_open(queue):  # it can be opened while the node of the first partition answers
                 self._answers_since[self._node_of(queue)] = now
@@ -106,6 +110,8 @@ class OutageWatch:
         seconds = life.queue._protocol.store.options.retry_budget_seconds + 2 * life.port.socket_timeout
         began = self._world.loop.time() - seconds
         answered = any(since < began for since in self._answers_since) and self._clear_since < began
+        # A loop that has given up ends when its last handler has ended, which may be long after that.
+        answered = answered and self._none_answered_at < self._began_at.get(life.process.name, 0.0)
         # What Redis refuses is a reason, and it refuses those that have another number of partitions.
         is_refused = isinstance(error, CleanupFailedError) and not self._world.plan.settings.grows_to
         if is_refused or (isinstance(error, RetryBudgetExhaustedError) and answered):

@@ -89,6 +89,7 @@ def test_no_schedule_breaks_an_invariant(seed: int):
         pytest.param(108063, None, None, None, id="a consumer ended when nobody was left to handle what it gave back"),
         pytest.param(108485, None, None, None, id="the server lost the end of a lease that a drained consumer knew of"),
         pytest.param(14341, None, None, None, id="a query that lost its group looked at the checkpoint of another"),
+        pytest.param(302565, "producer-2,loop-1", "1,3", 5, id="a loop gave up long before its last handler ended"),
     ],
 )
 def test_a_schedule_that_the_oracle_misjudged(seed: int, actors: str | None, faults: str | None, messages: int | None):
