@@ -117,6 +117,9 @@ def test_a_schedule_that_the_oracle_misjudged(seed: int, actors: str | None, fau
         pytest.param(127288, id="a server lost the state of a hand-off's target twice"),
         pytest.param(7038, id="a batch started with a message whose lease had ended"),
         pytest.param(50138, id="an idle worker ended one whose message was handled meanwhile"),
+        pytest.param(
+            304703, id="a group that a full server had refused arrived late, after its messages were sent alone"
+        ),
     ],
 )
 def test_a_schedule_that_found_a_bug(seed: int):

@@ -281,8 +281,9 @@ class GroupCommit:
             if isinstance(error, RetryBudgetExhaustedError) or len(group.calls) == 1:
                 raise
             # It may be done all the same, by a request that arrives late, or half-way: sent again under another
-            # number, some would be stored twice.
-            may_be_done = group.unanswered or call.cancellations or before is not None
+            # number, some would be stored twice. A client may have repeated the request itself, which nobody here
+            # knows; that does harm only if what refused the group passes by itself, as a full memory does.
+            may_be_done = group.unanswered or call.cancellations or before is not None or "maxmemory" in str(error)
             with self._lock:
                 if may_be_done or isinstance(error, NotPermittedError):
                     for one in group.calls:
